@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from specjax import drafting, rules, verification
+from specjax import decoding, drafting, rules, verification
 from specjax.processors import MinP, RepetitionPenalty
 
 PROMPTS = 12
@@ -39,10 +39,10 @@ def settings() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     yield "OPT", pair, {"rule": opt}, {}
     yield "TokenV3", pair, {"rule": rules.TokenV3(0.5)}, {}
     yield "adaptive", pair, {"stopping": drafting.Confidence(0.4), "max_draft": 12}, {}
-    yield "lookup", pair, {"drafting": specjax.Lookup(bigram="built-in")}, {}
-    vertical = specjax.Cascade([[3, 0], [0, 2]], last=specjax.Lookup())
+    yield "lookup", pair, {"drafting": specjax.drafting.Lookup(bigram="built-in")}, {}
+    vertical = specjax.drafting.Cascade([[3, 0], [0, 2]], last=specjax.drafting.Lookup())
     yield "vertical cascade", pair, {"drafting": vertical}, {}
-    horizontal = specjax.Cascade([[3, 2], [0, 0]], last=specjax.Lookup())
+    horizontal = specjax.drafting.Cascade([[3, 2], [0, 0]], last=specjax.drafting.Lookup())
     yield "horizontal cascade", pair, {"drafting": horizontal}, {}
     yield "tree", pair, {"drafting": specjax.text.Tree(depth=3, width=2)}, {}
     processors = (RepetitionPenalty(1.3), MinP(0.05))
@@ -51,7 +51,12 @@ def settings() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     yield "Llama", specjax.load_pair("gsm8k"), {}, {}
     mesh = specjax.partitioning.make_mesh(*_MESH)
     yield "mesh", specjax.load_pair(mesh=mesh), {}, {}
-    yield "token cascade", pair, {"method": specjax.TokenCascade(), "rule": rules.Chow(0.3)}, {}
+    yield (
+        "token cascade",
+        pair,
+        {"method": decoding.TokenCascade(), "rule": rules.Chow(0.3)},
+        {},
+    )
     yield "verifier alone", pair.verifier, {}, {}
     sampling = specjax.Sampling(0.8, top_k=20, top_p=0.9)
     yield "top-k with top-p", pair, {"sampling": sampling}, {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import decoding, drafting, rules
 from specjax.decoding import Method
-from specjax.drafting.neural import catches_up_on
+from specjax.drafting.chain import catches_up_on
 from specjax.memory import check_state_fits
 from specjax.text import Pair
 from specjax.text.passes import count_passes
@@ -55,7 +55,7 @@ class Loops:
         """Returns lossless block verification; None: drafts of a fixed length."""
         policy = drafting.FixedLength() if policy is None else policy
         verifier, eos_ids = self.pair.verifier, self.pair.verifier.tokenizer.eos_ids
-        drafter = drafting.NeuralDrafter(
+        drafter = drafting.Chain(
             self.pair.drafter.model,
             max_draft,
             policy,
@@ -76,7 +76,7 @@ class Loops:
         verifier = self.pair.verifier.prepared
         if method.max_draft == 0:
             return decoding.MethodParams(verifier)
-        small = drafting.NeuralDrafterParams(self.pair.drafter.prepared, stopping)
+        small = drafting.chain.ChainParams(self.pair.drafter.prepared, stopping)
         return decoding.MethodParams(verifier, small, rules.Lossless())
 
     def batches(self, rows: int) -> list[slice]:

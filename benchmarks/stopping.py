@@ -245,7 +245,7 @@ def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
 
 def _oracle(args: argparse.Namespace, loops: Loops) -> tuple[Candidate, Runs]:
     """The greedy oracle's passes, without its time: it knows what others must compute."""
-    method = loops.speculative(args.max_draft, args.widths, drafting.GreedyOracle())
+    method = loops.speculative(args.max_draft, args.widths, drafting.stopping.GreedyOracle())
     counts = []
     for part in loops.batches(args.rows[0]):
         state = loops.run(loops.autoregressive(), part, 0.0)[1]

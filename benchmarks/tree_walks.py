@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.compilation import jit
-from specjax.drafting import Topology
+from specjax.drafting import Tree
+from specjax.drafting.trees import Topology
 from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.sampling import TINY, num_uniforms, total
@@ -40,7 +41,7 @@ from specjax.study.expect import (
     sampling_key,
     visits,
 )
-from specjax.text import TextModel, Tree
+from specjax.text import TextModel
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import KnownTexts, batches, rows_at_once
 from specjax.types import Array, Rule, Verification
@@ -376,7 +377,7 @@ def _children(
 def _laws(
     kind: str, count: int, q: Array, order: Array, noise: Array
 ) -> Iterator[tuple[Array, Array | None]]:
-    """The law `[V]` of each child, as `TreeDrafter` draws; and its token if later laws need it."""
+    """The law `[V]` of each child, as `Tree` draws; and its token if later laws need it."""
     hot = functools.partial(jax.nn.one_hot, num_classes=q.size, dtype=jnp.float32)
     if kind == "independent":
         yield from ((q, None) for _ in range(count))

@@ -320,7 +320,7 @@ def _lines(
     rows = []
     for (kind, setting, tree), one in zip(settings, estimates, strict=True):
         seconds = None if clock is None else clock.per_token(one)
-        shape = None if tree is None else specjax.drafting.Topology(tree.parents)
+        shape = None if tree is None else specjax.drafting.trees.Topology(tree.parents)
         rows.append(
             {
                 "pair": given.name,

@@ -243,7 +243,7 @@ def expected_tree_tokens(parents: Sequence[int], rates: ArrayLike) -> float:
     whose tokens are not drawn, with every exact verification. `Traversal` emits at least as many.
 
     Args:
-      parents: the parent of each node from 1 on; see `drafting.Topology`.
+      parents: the parent of each node from 1 on; see `drafting.Tree`.
       rates: `[K, K]`; at [b - 1, i] the probability that the child of rank i, from 0, of a node
         with b children is accepted, if the node is.
 
@@ -267,7 +267,7 @@ class BestTree(NamedTuple):
     """A tree that `best_tree` has chosen.
 
     Attributes:
-      parents: for `drafting.Topology`; empty if drafting does not pay.
+      parents: for `drafting.Tree`; empty if drafting does not pay.
       tokens: its expected tokens; see `expected_tree_tokens`.
       time: the time of a round.
     """

@@ -27,8 +27,8 @@ from jax import lax
 from specjax import testing
 from specjax.decoding import method as methods
 from specjax.decoding import speculative
-from specjax.drafting import CaterpillarDrafter
 from specjax.drafting.cascades import SeveralDrafters
+from specjax.drafting.trees import CaterpillarDrafter
 from specjax.sampling import Sampling, distribution
 from specjax.types import PromptBatch, traced_dataclass
 from specjax.verification import num_accepted_probs

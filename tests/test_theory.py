@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize
 
 from specjax import theory, verification
-from specjax.drafting import Topology
+from specjax.drafting.trees import Topology
 from specjax.types import ScoredBlock
 from tests.benchmarks.tree_rounds import outcomes, rates_of
 

@@ -211,16 +211,16 @@ def _pair(
     policy, numbers = variant.stopping.bind()
     verifier, drafter = of_params(large, part, weights), None
     if variant.head is None:
-        drafter = drafting.NeuralDrafter(small, draft, policy, catches_up=True)
+        drafter = drafting.Chain(small, draft, policy, catches_up=True)
         network = of_params(small, part, weights)
     else:
-        kind = drafting.BlockDrafter if variant.head else drafting.EagleDrafter
+        kind = drafting.heads.BlockDrafter if variant.head else drafting.heads.EagleDrafter
         drafter = kind(small, draft, policy)
         network = small.joined(of_params(small, part), verifier)
         if small.config.draft_vocab is not None:
             network["places"] = _places(small.vocab_size, part)
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
-    own = drafting.NeuralDrafterParams(network, of_numbers(numbers, part))
+    own = drafting.chain.ChainParams(network, of_numbers(numbers, part))
     return method, decoding.MethodParams(verifier, own, of_numbers(variant.rule, part))
 
 

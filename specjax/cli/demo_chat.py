@@ -11,11 +11,12 @@ import numpy as np
 
 from specjax.checks import check_count, one_number
 from specjax.cli.bench import Side, check_positive, measure
+from specjax.drafting import Lookup
 from specjax.environment import products
 from specjax.errors import MissingLibraryError
 from specjax.study.measure import Times, tell
 from specjax.study.speedups import conclusion, speedup, spread, yields
-from specjax.text import Decoder, Engine, Lookup, Models, Request, Result, load_models
+from specjax.text import Decoder, Engine, Models, Request, Result, load_models
 from specjax.text.results import coloured, has_colours
 from specjax.types import Sampling
 

@@ -199,17 +199,17 @@ def make_decoder(
     return decoder
 
 
-def _loading_alike(plan: Any) -> Any:
-    """A plan whose cascades load their models like the pair."""
-    from specjax.text import Branches, Cascade
+def _loading_alike(drafts: Any) -> Any:
+    """Drafts whose cascades load their models like the pair."""
+    from specjax.drafting import Branches, Cascade
 
-    if isinstance(plan, Branches):
-        return dataclasses.replace(plan, parts=tuple(map(_loading_alike, plan.parts)))
-    if not isinstance(plan, Cascade):
-        return plan
+    if isinstance(drafts, Branches):
+        return dataclasses.replace(drafts, parts=tuple(map(_loading_alike, drafts.parts)))
+    if not isinstance(drafts, Cascade):
+        return drafts
     loading = {name: gin_config.value_of(f"load_models.{name}") for name in ("dtype", "weights")}
-    usual = {name: value for name, value in loading.items() if getattr(plan, name) is None}
-    return dataclasses.replace(plan, **usual)
+    usual = {name: value for name, value in loading.items() if getattr(drafts, name) is None}
+    return dataclasses.replace(drafts, **usual)
 
 
 def _reads_costs(setting: "text.Setting") -> bool:

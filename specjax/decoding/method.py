@@ -54,7 +54,7 @@ class MethodParams(NamedTuple):
 
     Attributes:
       verifier: the verifier's parameters.
-      drafter: the drafter's; a neural drafter's are `drafting.NeuralDrafterParams`.
+      drafter: the drafter's; see `Drafting.bind`.
       rule: the rule, its strengths scalar or `[B]`.
       processors: for each processor of the sampling, the arrays that rows share.
     """
@@ -919,7 +919,7 @@ def check_rollback(model: Any, tokens: int, what: str) -> None:
 def check_drafter(name: str, drafter: Any) -> None:
     """Raises UserError unless the argument `name` is a drafter, and hashable."""
     needed = ("prefill", "draft_limits", "propose", "bonus", "commit", "mark", "rewind")
-    check_part(name, drafter, needed, "drafting.NeuralDrafter(...)")
+    check_part(name, drafter, needed, "drafting.Chain(model, 5)")
     check_static(name, drafter)
 
 

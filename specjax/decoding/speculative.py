@@ -188,12 +188,25 @@ class Round:
     process_drafts: bool = True
 
     def __post_init__(self) -> None:
-        _check_parts(self.verifier, self.drafter, self.verification, self.nested)
+        check_fit(self.drafter, self.verification, nested=self.nested)
+        self._check_verifier()
         names = self.model_names
         if len(set(names)) < len(names):
             raise UserError(f"models of a round must have different names, got {', '.join(names)}")
         if self.widths is not None:
             check_widths(self.widths, self.drafter.max_draft + 1)
+
+    def _check_verifier(self) -> None:
+        drafter, longest = self.drafter, self.drafter.max_draft
+        check_model("verifier", self.verifier)
+        check_vocabularies(self.verifier, drafter)
+        kind = type(drafter).__name__
+        check_rollback(self.verifier, longest + 1, f"{kind} with max_draft={longest}")
+        if drafter.traits.drafts_trees and not self.verifier.reads_trees:
+            raise UserError(
+                f"{kind} drafts trees, which {type(self.verifier).__name__} cannot read: use a "
+                "drafter of chains"
+            )
 
     @property
     def _reader(self) -> LanguageModel:
@@ -668,18 +681,12 @@ def _at(tree: Any, index: Array) -> Any:
     return jax.tree.map(lambda x: at(x, index), tree)
 
 
-def _check_parts(
-    verifier: LanguageModel, drafter: Drafter, verification: Verification, nested: bool
-) -> None:
-    """Raises UserError unless the parts of a round fit together."""
-    check_model("verifier", verifier)
+def check_fit(drafter: Drafter, verification: Verification, *, nested: bool = False) -> None:
+    """Raises UserError unless the parts of a round fit together, whatever its models are."""
     check_drafter("drafter", drafter)
     needed = ("acceptance", "has_carry", "keeps_last_pass")
     check_part("verification", verification, needed, "verification.Block()")
     check_static("verification", verification)
-    check_vocabularies(verifier, drafter)
-    longest = drafter.max_draft
-    check_rollback(verifier, longest + 1, f"{type(drafter).__name__} with max_draft={longest}")
     verification.check(drafter.max_draft, drafter.traits)
     judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
     if traits.drafts_trees and not verification.walks_trees:
@@ -697,11 +704,6 @@ def _check_parts(
     if nested and verification.has_carry:
         raise UserError(
             f"{judge} is not exact in an inner round of a cascade: use Block or Token verification"
-        )
-    if traits.drafts_trees and not verifier.reads_trees:
-        raise UserError(
-            f"{drafts} drafts trees, which {type(verifier).__name__} cannot read: use a drafter of "
-            "chains"
         )
     if nested and (traits.drafts_trees or traits.reads_verifier_hidden):
         what = "drafts trees" if traits.drafts_trees else "reads the verifier's hidden states"

@@ -1,16 +1,13 @@
-"""Drafting: proposing blocks of tokens, and deciding when a proposal stops."""
+"""Drafting: proposing blocks of tokens, and deciding when a proposal stops.
 
-from specjax.drafting.cascades import (
-    HorizontalCascade,
-    VerticalCascade,
-    VerticalCascadeParams,
-    cascade,
-    cascade_params,
-    lenience,
-)
-from specjax.drafting.heads import BlockDrafter, EagleDrafter, EagleTreeDrafter, OwnEstimate
-from specjax.drafting.lookup import LookupDrafter, LookupFirst, LookupTreeDrafter
-from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
+`Chain`, `Tree`, `Lookup`, `Branches` and `Cascade` say how drafts are made. Their fields are plain
+values and names of models; `bind` puts networks in the place of names, and gives the parameters.
+"""
+
+from specjax.drafting.chain import Chain
+from specjax.drafting.heads import OwnEstimate
+from specjax.drafting.lookup import Lookup
+from specjax.drafting.matrix import Cascade, lenience
 from specjax.drafting.ngrams import Bigram
 from specjax.drafting.stopping import (
     Budget,
@@ -21,62 +18,36 @@ from specjax.drafting.stopping import (
     Entropy,
     Estimate,
     FixedLength,
-    GreedyOracle,
     HeadEstimate,
     OnlineEstimate,
     Survival,
     read_costs,
 )
-from specjax.drafting.trees import (
-    Beam,
-    BranchesDrafter,
-    CaterpillarDrafter,
-    Topology,
-    TreeDrafter,
-    caterpillar,
-    k_ary,
-    paths,
-)
+from specjax.drafting.trees import Branches, Tree
 
+ALL_DRAFTS = (Chain, Tree, Lookup, Branches, Cascade)
 ALL_POLICIES = (FixedLength, Confidence, Entropy, Survival, CostAware, Budget)
 ALL_ESTIMATES = (ConfidenceEstimate, HeadEstimate, OnlineEstimate, OwnEstimate)
 
 __all__ = [
-    "Beam",
     "Bigram",
-    "BlockDrafter",
-    "BranchesDrafter",
+    "Branches",
     "Budget",
-    "CaterpillarDrafter",
+    "Cascade",
+    "Chain",
     "Confidence",
     "ConfidenceEstimate",
     "CostAware",
     "Costs",
-    "EagleDrafter",
-    "EagleTreeDrafter",
     "Entropy",
     "Estimate",
     "FixedLength",
-    "GreedyOracle",
     "HeadEstimate",
-    "HorizontalCascade",
-    "LookupDrafter",
-    "LookupFirst",
-    "LookupTreeDrafter",
-    "NeuralDrafter",
-    "NeuralDrafterParams",
+    "Lookup",
     "OnlineEstimate",
     "OwnEstimate",
     "Survival",
-    "Topology",
-    "TreeDrafter",
-    "VerticalCascade",
-    "VerticalCascadeParams",
-    "cascade",
-    "cascade_params",
-    "caterpillar",
-    "k_ary",
+    "Tree",
     "lenience",
-    "paths",
     "read_costs",
 ]

@@ -1,4 +1,4 @@
-"""Cascades of drafters: horizontal, vertical, and both described by a matrix.
+"""Cascades of drafters: horizontal and vertical, which `Cascade` makes of its matrix.
 
 Source: Cascade Speculative Drafting (arXiv 2312.11462).
 
@@ -7,8 +7,7 @@ Axes: B rows, G longest block, K longest block of the level below, R inner round
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from specjax.checks import check_count, one_number
+from specjax.checks import check_count
 from specjax.decoding import MethodParams, Round
 from specjax.decoding.blocks import (
     append_block,
@@ -31,11 +30,10 @@ from specjax.decoding.blocks import (
     wanted_limits,
 )
 from specjax.decoding.method import check_drafter, check_rollback
-from specjax.decoding.speculative import RoundMark, RoundState, inner_sources
-from specjax.drafting.neural import NeuralDrafter, NeuralDrafterParams
+from specjax.decoding.speculative import RoundMark, RoundState, check_fit, inner_sources
 from specjax.errors import UserError
 from specjax.processing import advance, with_processing
-from specjax.rules import Lossless, Lossy
+from specjax.rules import Lossless
 from specjax.types import (
     Axes,
     Bonus,
@@ -43,7 +41,6 @@ from specjax.types import (
     Drafter,
     DraftInputs,
     DraftTraits,
-    LanguageModel,
     Params,
     Processing,
     Prompts,
@@ -105,18 +102,8 @@ class SeveralDrafters(Drafter):
                     f"use it without {where}"
                 )
         sizes = [drafter.vocab_size for drafter in self.drafters]
-        if len(set(sizes)) > 1:
+        if len(set(sizes) - {0}) > 1:  # 0 where there is no network yet
             raise UserError(f"{', '.join(names)} must have the same vocabulary, got sizes {sizes}")
-
-    def _check_names(self, shared: Sequence[str]) -> None:
-        """Raises UserError if two models have the same name, unless it is in `shared`."""
-        names = [name for drafter in self.drafters for name in drafter.model_names]
-        for name in names:
-            if names.count(name) > 1 and name not in shared:
-                raise UserError(
-                    f"two drafters of {type(self).__name__} have the name {name!r}: give each its "
-                    f"own name, or, if they are one model, shared=({name!r},)"
-                )
 
     def check_within(self, before: int) -> None:
         for drafter in self.drafters:
@@ -205,14 +192,11 @@ class HorizontalCascade(SeveralDrafters):
       cumulative: False, as in the paper: each drafter adds its count. True, as in the published
         code: each drafts until the block has the sum of the counts so far, so it adds less if an
         earlier drafter added more.
-      shared: names of models that several drafters use. Their passes are added up; any other name
-        must belong to a single model.
     """
 
     drafters: tuple[Drafter, ...]
     counts: tuple[int, ...] | None = None
     cumulative: bool = False
-    shared: tuple[str, ...] = ()
 
     _reads_drafts: ClassVar[bool] = True
 
@@ -232,7 +216,6 @@ class HorizontalCascade(SeveralDrafters):
                 f"counts must be a tuple of numbers from 1 to the drafters' {longest}, got "
                 f"{self.counts!r}: leave out a drafter that contributes nothing"
             )
-        self._check_names(self.shared)
         self.check_within(0)
 
     @property
@@ -390,7 +373,7 @@ class VerticalCascade(Drafter):
 
     Attributes:
       drafter: the level below: any drafter, even a cascade.
-      reviewer: the middle model.
+      reviewer: the middle model; its name until there is a network.
       max_draft: G >= 1.
       min_draft: rounds follow until a block has this many tokens, 1 .. G; None for G. A row whose
         limit is below G needs fewer by the difference. Extra tokens of the last round stay.
@@ -401,7 +384,7 @@ class VerticalCascade(Drafter):
     """
 
     drafter: Drafter
-    reviewer: LanguageModel
+    reviewer: Any
     max_draft: int
     min_draft: int | None = None
     rounds: int | None = None
@@ -419,15 +402,18 @@ class VerticalCascade(Drafter):
                 )
         if self.rounds is not None:
             check_count("rounds", self.rounds, "leave it out for no limit")
-        self._round  # noqa: B018  its checks
+        check_fit(self.drafter, self.verification, nested=True)
+        if not isinstance(self.reviewer, str):
+            self._round  # noqa: B018  its checks
         self.check_within(0)
 
     def check_within(self, before: int) -> None:
         before += self.max_draft
         # A nested round may lag behind by as many tokens as it reads otherwise.
         tokens = before + 2 * (self.drafter.max_draft + 1)
-        what = f"{type(self).__name__} with max_draft={self.max_draft}"
-        check_rollback(self.reviewer, tokens, what)
+        if not isinstance(self.reviewer, str):
+            what = f"{type(self).__name__} with max_draft={self.max_draft}"
+            check_rollback(self.reviewer, tokens, what)
         self.drafter.check_within(before)
 
     @property
@@ -447,7 +433,7 @@ class VerticalCascade(Drafter):
 
     @property
     def vocab_size(self) -> int:
-        return self.reviewer.vocab_size
+        return self.drafter.vocab_size
 
     @property
     def num_uniforms(self) -> int:
@@ -472,7 +458,7 @@ class VerticalCascade(Drafter):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return self._round.model_names
+        return (self.name, *self.drafter.model_names)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -590,167 +576,3 @@ class VerticalCascade(Drafter):
         return VerticalCascadeState(
             self._round.inner_axes(state.round), row_axes(state.mark), row_axes(state.active)
         )
-
-
-def lenience(value: float) -> Rule:
-    """The rule that accepts x in an inner level with probability min(1, l p(x) / q(x)).
-
-    It is `Lossy` at the strength 1 - 1 / l. At temperature 0 it changes nothing; `TokenV3` is its
-    counterpart there.
-
-    l must be at least 1; 1 changes nothing.
-
-    Source: Leviathan et al. (arXiv 2211.17192), section A.5; arXiv 2312.11462, section 3.1.
-    """
-    exact = one_number("lenience", value, low=1.0, high=float(np.finfo(np.float32).max))
-    return Lossless() if exact == 1.0 else Lossy(1.0 - 1.0 / exact)
-
-
-def cascade(
-    lengths: Any,
-    models: Mapping[str, LanguageModel],
-    last: Drafter | None = None,
-    *,
-    verification: Verification = Block(),  # noqa: B008  immutable
-    cumulative: bool = False,
-    neural: Callable[[str, int], NeuralDrafter] | None = None,
-) -> Drafter:
-    """The drafter of Cascade Speculative Drafting for a matrix K of draft lengths.
-
-    There are n drafters d_1 .. d_n, and d_0 is the verifier. Row r of K (from 1) belongs to the
-    reviewer d_{r-1}: K[r, i] is the number of tokens of d_i in the blocks that it reviews, larger
-    drafters first. d_i writes them by reviewing blocks of row i + 1; or token by token, if it is
-    the last drafter or that row has no tokens. So
-
-        [[5, 3],     the verifier reviews blocks of 5 tokens or more of d_1, then 3 of d_2;
-         [0, 2]]     d_1 writes its tokens by reviewing blocks of 2 tokens of d_2
-
-    If d_i reviews, its last round may add more than K[r, i] tokens, and they stay, as in the
-    paper's algorithm. A model with several places in K has a cache for each.
-
-    Source: arXiv 2312.11462, the algorithm of section 3.4.
-
-    Args:
-      lengths: K, `[n, n]` whole numbers, upper triangular.
-      models: d_1, d_2, ... by name, largest first.
-      last: d_n if it is not a model but a drafter of statistics: a frozen dataclass with a field
-        `max_draft`, of any value.
-      verification: of all inner rounds.
-      cumulative: the meaning of counts in a row; see `HorizontalCascade`.
-      neural: (a model's name, a number of tokens) -> the drafter that draws so many tokens from a
-        model that does not review, under that name; by default it always drafts all of them.
-
-    Returns:
-      A drafter; `cascade_params` makes its parameters.
-    """
-    matrix = check_lengths(lengths, [*models, *(["last"] if last is not None else [])])
-    named = list(models.items())
-
-    def unreviewed(i: int, count: int) -> Drafter:
-        if i < len(named):
-            name, model = named[i]
-            drawn = None if neural is None else neural(name, count)
-            return NeuralDrafter(model, count, name=name) if drawn is None else drawn
-        assert dataclasses.is_dataclass(last), f"last must be a dataclass, got {last!r}"
-        changed: Any = dataclasses.replace(last, max_draft=count)
-        return changed
-
-    def stage(i: int, count: int) -> Drafter:
-        if i + 1 == len(matrix) or not any(matrix[i + 1]):
-            return unreviewed(i, count)
-        name, model = named[i]
-        below = row(i + 1)
-        return VerticalCascade(
-            below,
-            model,
-            max_draft=count + below.max_draft,
-            min_draft=count,
-            verification=verification,
-            name=name,
-        )
-
-    def row(r: int) -> Drafter:
-        places = [(i, count) for i, count in enumerate(matrix[r]) if count]
-        stages = tuple(stage(i, count) for i, count in places)
-        if len(stages) == 1:
-            return stages[0]
-        counts = tuple(count for _, count in places)
-        return HorizontalCascade(stages, counts, cumulative, tuple(models))
-
-    return row(0)
-
-
-def cascade_params(
-    drafter: Drafter,
-    models: Mapping[str, Params],
-    last: Params = (),
-    rules: Rule | Mapping[str, Rule] = Lossless(),  # noqa: B008  immutable
-    stopping: Mapping[str, Params] = MappingProxyType({}),
-) -> Params:
-    """The parameters of a nested drafter, from those of its models.
-
-    Args:
-      drafter: from `cascade`, or any nesting of vertical and horizontal cascades of neural drafters
-        and others.
-      models: the models' parameters by the names in the drafter.
-      last: the parameters of every drafter that is not neural.
-      rules: for the reviews of the middle models: a rule for all, or rules by the reviewer's name,
-        with `Lossless` for the others. `lenience` makes a rule.
-      stopping: the parameters of the models' stopping policies by their names; default ().
-    """
-    reviewers: set[str] = set()
-    draws: set[str] = set()
-
-    def params(part: Drafter) -> Params:
-        if isinstance(part, HorizontalCascade):
-            return tuple(params(each) for each in part.drafters)
-        if isinstance(part, VerticalCascade):
-            reviewers.add(part.name)
-            rule = rules.get(part.name, Lossless()) if isinstance(rules, Mapping) else rules
-            return VerticalCascadeParams(_named(models, part.name), params(part.drafter), rule)
-        if isinstance(part, NeuralDrafter):
-            draws.add(part.name)
-            return NeuralDrafterParams(_named(models, part.name), stopping.get(part.name, ()))
-        return last
-
-    nested = params(drafter)
-    by_name = rules if isinstance(rules, Mapping) else {}
-    for what, entries, names in (("rules", by_name, reviewers), ("stopping", stopping, draws)):
-        if unknown := sorted(set(entries) - names):
-            raise UserError(
-                f"{what} has an entry {unknown[0]!r}, but its names are "
-                f"{', '.join(sorted(names)) or 'none'}: correct it, or leave it out"
-            )
-    return nested
-
-
-def _named(models: Mapping[str, Params], name: str) -> Params:
-    if name not in models:
-        raise UserError(f"models must have an entry {name!r}, got {', '.join(models)}")
-    return models[name]
-
-
-def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
-    """K of the drafters with these names, as lists of ints."""
-    try:
-        matrix = np.asarray(lengths)
-    except ValueError:
-        raise UserError(f"K must have rows of equal length, got {lengths!r}") from None
-    size = len(names)
-    if matrix.shape != (size, size):
-        raise UserError(
-            f"K must have a row and a column for each of the {size} drafters ({', '.join(names)}), "
-            f"got shape {matrix.shape}"
-        )
-    if matrix.dtype.kind not in "iu" or (matrix < 0).any():
-        raise UserError(f"K must hold whole numbers of at least 0, got {matrix.tolist()}")
-    below = np.argwhere(np.tril(matrix, -1))
-    if below.size:
-        row, column = below[0]
-        raise UserError(
-            f"K must be upper triangular, got {matrix[row, column]} in row {row + 1}, column "
-            f"{column + 1}: row r has the tokens of drafters r, r + 1, ...; put 0 before them"
-        )
-    if not matrix[0].any():
-        raise UserError("K must have tokens in its first row, which the verifier reviews: got 0s")
-    return matrix.tolist()

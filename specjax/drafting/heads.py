@@ -15,21 +15,30 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from specjax.checks import check_flag
 from specjax.decoding import history as history_lib
-from specjax.drafting.neural import (
+from specjax.drafting.chain import (
+    Chain,
+    ChainParams,
+    ChainState,
     ModelDrafter,
-    NeuralDrafter,
-    NeuralDrafterParams,
-    NeuralDrafterState,
+    catches_up_on,
 )
 from specjax.drafting.stopping import Estimate, first_past
-from specjax.drafting.trees import TreeDrafter
+from specjax.drafting.trees import Tree
 from specjax.errors import UserError
-from specjax.models.heads import BlockHead, BlockOutputs, EagleHead, Fresh
+from specjax.models.heads import BlockHead, BlockOutputs, DraftHead, EagleHead, Fresh
 from specjax.processing import distributions
 from specjax.sampling import confidence
-from specjax.types import Bonus, DraftBlock, DraftInputs, DraftTraits, Drawn, Params, Prompts
+from specjax.types import (
+    Bonus,
+    DraftBlock,
+    DraftInputs,
+    DraftModels,
+    DraftTraits,
+    Drawn,
+    Params,
+    Prompts,
+)
 
 
 class _ReadsVerifier(ModelDrafter):
@@ -41,11 +50,6 @@ class _ReadsVerifier(ModelDrafter):
 
     model: Any
 
-    @property
-    def _path(self) -> int:
-        """The longest path of a draft."""
-        return self.max_draft
-
     def _traits(self, others: DraftTraits) -> DraftTraits:
         return others._replace(
             prefix_only=False,
@@ -56,52 +60,40 @@ class _ReadsVerifier(ModelDrafter):
 
     def prefill(
         self, params: Params, prompts: Prompts, max_length: int, verifier: Any = None
-    ) -> NeuralDrafterState:
-        sizes = max_length, self._path, self.max_draft
+    ) -> ChainState:
+        sizes = max_length, self.path, self.max_draft
         cache = self.model.begin(params.model, verifier, *sizes)
         history = history_lib.begin(verifier, max_length, self.max_draft)
-        return NeuralDrafterState(cache, verifier.positions, history)
+        return ChainState(cache, verifier.positions, history)
 
     def commit(
-        self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
-    ) -> NeuralDrafterState:
+        self, state: ChainState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> ChainState:
         after = super().commit(state, tokens, counts)
         assert hidden is not None
         # Entries of the present draft may be of the head's own states.
         read = jnp.where(counts > 0, state.positions, state.history.read)
-        most = self._path + 1
+        most = self.path + 1
         fresh = Fresh(tokens[:, :most], hidden[:, :most], counts)
         return after._replace(
             cache=state.cache._replace(fresh=fresh, outputs=None),
             history=after.history._replace(read=read),
         )
 
-    def _caught_up(
-        self, params: Params, state: NeuralDrafterState, inputs: DraftInputs
-    ) -> NeuralDrafterState:
+    def _caught_up(self, params: Params, state: ChainState, inputs: DraftInputs) -> ChainState:
         """The state before a draft."""
         cache = self.model.catch_up(params.model, state.cache, state.positions)
         return state._replace(cache=cache, history=state.history._replace(read=state.positions))
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter(_ReadsVerifier, NeuralDrafter):
-    """Draws up to `max_draft` tokens from a recurrent head; its parameters: `NeuralDrafterParams`.
-
-    Attributes:
-      model: the head; see `specjax.models.heads`. Others are those of `NeuralDrafter`.
-      greedy: whether it drafts its most probable tokens at any temperature. Each is then certain:
-        its distribution is one-hot.
-    """
-
-    model: EagleHead | BlockHead
-    greedy: bool = False
+class EagleDrafter(_ReadsVerifier, Chain):
+    """Draws up to `max_draft` tokens from a recurrent head; see `specjax.models.heads`."""
 
     _lags: ClassVar[bool] = False
     _head: ClassVar[type] = EagleHead
 
     def __post_init__(self) -> None:
-        check_flag("greedy", self.greedy)
         if not isinstance(self.model, self._head):
             raise UserError(
                 f"model must be {self._head.__name__}, got {type(self.model).__name__}: an "
@@ -118,7 +110,7 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
 
     def prefill(
         self, params: Params, prompts: Prompts, max_length: int, verifier: Any = None
-    ) -> NeuralDrafterState:
+    ) -> ChainState:
         state = super().prefill(params, prompts, max_length, verifier)
         rows = prompts.inputs.shape[0]
         past = first_past(self.stopping, params.stopping, rows, self.max_draft)
@@ -126,23 +118,23 @@ class EagleDrafter(_ReadsVerifier, NeuralDrafter):
 
     def propose(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
-    ) -> tuple[DraftBlock, NeuralDrafterState]:
+    ) -> tuple[DraftBlock, ChainState]:
         state = self._caught_up(params, state, inputs)
         return super().propose(self._reading(params, inputs), state, self._chosen(inputs))
 
     def bonus(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
         block: DraftBlock,
-    ) -> tuple[Bonus, NeuralDrafterState]:
+    ) -> tuple[Bonus, ChainState]:
         return super().bonus(self._reading(params, inputs), state, self._chosen(inputs), block)
 
-    def _reading(self, params: NeuralDrafterParams, inputs: DraftInputs) -> NeuralDrafterParams:
+    def _reading(self, params: ChainParams, inputs: DraftInputs) -> ChainParams:
         return params._replace(model=self.model.with_memory(params.model, inputs.memory))
 
     def _chosen(self, inputs: DraftInputs) -> DraftInputs:
@@ -162,13 +154,11 @@ class BlockDrafter(EagleDrafter):
     `max_draft` below the most that the head drafts.
     """
 
-    model: BlockHead
-
     _head = BlockHead
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        config, most = self.model.config, self.model.config.most_drafts
+        config, most = self.model.config, self.model.most_drafts
         if self.max_draft > most:
             raise UserError(
                 f"max_draft must be at most {most} for this {config.kind}, whose block has "
@@ -185,31 +175,29 @@ class BlockDrafter(EagleDrafter):
 
     @property
     def _slots(self) -> int:
-        return min(self.max_draft + 1, self.model.config.most_drafts)
+        return min(self.max_draft + 1, self.model.most_drafts)
 
     def propose(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
-    ) -> tuple[DraftBlock, NeuralDrafterState]:
+    ) -> tuple[DraftBlock, ChainState]:
         block, state = super().propose(params, state, inputs)
         passes = jnp.any(inputs.active).astype(jnp.int32)
         return block._replace(calls={self.name: passes}), state
 
     def bonus(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
         block: DraftBlock,
-    ) -> tuple[Bonus, NeuralDrafterState]:
+    ) -> tuple[Bonus, ChainState]:
         extra, state = super().bonus(params, state, inputs, block)
         return extra._replace(calls={self.name: jnp.int32(0)}), state
 
-    def _caught_up(
-        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
-    ) -> NeuralDrafterState:
+    def _caught_up(self, params: ChainParams, state: ChainState, inputs: DraftInputs) -> ChainState:
         """The state with the block that the head has read."""
         state = super()._caught_up(params, state, inputs)
         given = params.model, state.cache, inputs.tokens, state.positions, self._slots
@@ -239,16 +227,10 @@ class OwnEstimate(Estimate):
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
-    """Drafts trees from a recurrent head; attributes and parameters as those of `TreeDrafter`."""
-
-    model: EagleHead
+class EagleTree(_ReadsVerifier, Tree):
+    """Drafts trees from a recurrent head."""
 
     _lags: ClassVar[bool] = False
-
-    @property
-    def _path(self) -> int:
-        return self.depth
 
     @property
     def traits(self) -> DraftTraits:
@@ -256,21 +238,21 @@ class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
 
     def propose(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
-    ) -> tuple[DraftBlock, NeuralDrafterState]:
+    ) -> tuple[DraftBlock, ChainState]:
         return super().propose(params, self._caught_up(params, state, inputs), inputs)
 
     def bonus(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
         block: DraftBlock,
-    ) -> tuple[Bonus, NeuralDrafterState]:
-        path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.depth]], axis=1)
-        count = jnp.minimum(block.num_drafted, self.depth)
+    ) -> tuple[Bonus, ChainState]:
+        path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.path]], axis=1)
+        count = jnp.minimum(block.num_drafted, self.path)
 
         def step(i: Array, carry: Any) -> Any:
             cache, last = carry
@@ -280,8 +262,21 @@ class EagleTreeDrafter(_ReadsVerifier, TreeDrafter):
 
         empty = jnp.zeros((count.size, self.vocab_size), jnp.float32)
         # Each step reads the state of the step before.
-        cache, last = lax.fori_loop(0, self.depth + 1, step, (state.cache, empty))
+        cache, last = lax.fori_loop(0, self.path + 1, step, (state.cache, empty))
         q = distributions(last, inputs.sampling)
         q_conf = jax.vmap(confidence)(last) if inputs.with_confidence else None
-        passes = {self.name: jnp.int32(self.depth + 1)}
+        passes = {self.name: jnp.int32(self.path + 1)}
         return Bonus(q, q_conf, passes), state._replace(cache=cache)
+
+
+def with_network(drafter: Any, small: Any, models: DraftModels) -> tuple[Any, Params]:
+    """A `Chain` or `Tree` of the network of `small`, which may be a draft head; its parameters."""
+    fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
+    fields |= {"model": small.model}
+    if not isinstance(small.model, DraftHead):
+        if isinstance(drafter, Chain):
+            fields |= {"catches_up": catches_up_on(small.platform)}
+        return type(drafter)(**fields), small.prepared
+    of_blocks = BlockDrafter if isinstance(small.model, BlockHead) else EagleDrafter
+    kind = of_blocks if isinstance(drafter, Chain) else EagleTree
+    return kind(**fields), small.model.joined(small.prepared, models.model("verifier").prepared)

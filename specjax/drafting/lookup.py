@@ -6,7 +6,8 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,15 +15,25 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from specjax.checks import check_count
+from specjax.checks import check_count, check_path
 from specjax.decoding.blocks import draft_probs, drafted_sources
 from specjax.decoding.history import put_at
 from specjax.drafting.cascades import SeveralDrafters, SeveralState
-from specjax.drafting.ngrams import NGrams, follower
+from specjax.drafting.chain import USUAL_LENGTH, Chain
+from specjax.drafting.ngrams import Bigram, NGrams, follower
 from specjax.drafting.trees import united
 from specjax.errors import UserError
 from specjax.platforms import when
-from specjax.types import Bonus, DraftBlock, Drafter, DraftInputs, DraftTraits, Params, Prompts
+from specjax.types import (
+    Bonus,
+    DraftBlock,
+    Drafter,
+    DraftInputs,
+    DraftModels,
+    DraftTraits,
+    Params,
+    Prompts,
+)
 
 # The number of tokens compared in a pass over the context; longer matches are rare.
 _AT_ONCE = 8
@@ -57,7 +68,7 @@ class LookupState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupDrafter(Drafter):
+class Lookup(Drafter):
     """Proposes the tokens after the first occurrence of the context's ending.
 
     The context is the prompt (of an encoder-decoder the encoder's input, then the forced prefix),
@@ -70,38 +81,93 @@ class LookupDrafter(Drafter):
     `NGrams`, which uses the longest known ending of the text so far; or () for none. `Bigram.table`
     makes both.
 
-    `LookupDrafter(vocab_size, 10, max_ngram=2)` proposes what prompt lookup does in transformers
+    `Lookup(max_ngram=2, max_copy=10)` proposes what prompt lookup does in transformers
     (`prompt_lookup_num_tokens=10`, `max_matching_ngram_size=2`), which also cuts a proposal before
     an end of sequence.
 
     Attributes:
-      vocab_size: V.
-      max_draft: G >= 1.
       max_ngram: longer endings count as this long; None for no limit.
       min_ngram: shorter endings do not count.
       latest: whether the last of several occurrences is used, not the first.
       overlap: whether a draft continues with its own tokens if the tokens after the match reach the
         end of the context: a text that repeats itself is drafted to any length.
+      bigram: the table: a `Bigram`, a directory of `specjax train bigram`, "built-in" for the
+        built-in pair's, or None.
+      min_match: it copies only if that many tokens at the text's end have occurred before;
+        otherwise the decoder's drafter drafts. None: no model drafts.
+      max_copy: the longest copied block; the decoder's `max_draft` by default.
+      copies: the number of earlier occurrences that are copied. With several, drafts are trees.
+      vocab_size: V; the verifier's when it is bound.
     """
 
-    vocab_size: int
-    max_draft: int
     max_ngram: int | None = None
     min_ngram: int = 1
     latest: bool = False
     overlap: bool = False
+    bigram: Bigram | str | os.PathLike[str] | None = None
+    min_match: int | None = None
+    max_copy: int | None = None
+    copies: int = 1
+    vocab_size: int = 0
 
     def __post_init__(self) -> None:
-        check_count("vocab_size", self.vocab_size, "give the verifier's")
-        check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
+        if not isinstance(self.bigram, Bigram | None):
+            check_path(self.bigram, "bigram=")
+        for name in ("min_match", "max_copy", "max_ngram"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), "give a number of tokens, or None")
+        check_count("copies", self.copies, "give the number of copies")
         check_count("min_ngram", self.min_ngram, "give a number of tokens")
-        if self.max_ngram is None:
-            return
-        check_count("max_ngram", self.max_ngram, "give a number of tokens, or None for no limit")
-        if self.min_ngram > self.max_ngram:
+        if self.copies > 1 and self.min_match is not None:
+            raise UserError(
+                f"min_match must be left out with copies={self.copies}: use Branches to draft with "
+                "a model and with several copies"
+            )
+        if self.max_ngram is not None and self.min_ngram > self.max_ngram:
             raise UserError(
                 f"min_ngram must be at most max_ngram = {self.max_ngram}, got {self.min_ngram}"
             )
+
+    @property
+    def max_draft(self) -> int:
+        return self.max_copy or USUAL_LENGTH
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return () if self.min_match is None else ("drafter",)
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        if self.min_match is not None:
+            return {}
+        why = f"drafting={self!r} has no drafter model"
+        return dict.fromkeys(("min_draft", "stopping"), why)
+
+    @property
+    def drafts_trees(self) -> bool:
+        return self.copies > 1
+
+    @property
+    def weighs_costs(self) -> bool:
+        return self.min_match is not None
+
+    def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
+        main = models.model("verifier")
+        copier = dataclasses.replace(
+            self,
+            bigram=None,
+            min_match=None,
+            max_copy=self.max_copy or models.max_draft or USUAL_LENGTH,
+            copies=1,
+            vocab_size=0 if main is None else main.model.vocab_size,
+        )
+        table = models.table(self.bigram)
+        if self.copies > 1:
+            return LookupTree(copier, self.copies), table
+        if self.min_match is None:
+            return copier, table
+        drafter, params = Chain().bind(models)
+        return LookupFirst(copier, drafter, self.min_match), (table, params)
 
     @property
     def traits(self) -> DraftTraits:
@@ -181,7 +247,7 @@ class LookupDrafter(Drafter):
         copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
         successors = _successors(params)
         fits = successors is None or successors.shape == (self.vocab_size,)
-        assert fits, f"LookupDrafter: the table must have {self.vocab_size} entries"
+        assert fits, f"Lookup: the table must have {self.vocab_size} entries"
         ending = _ending(params, state, tokens)
         last, going, chain, count = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
         for i in range(self.max_draft + 1):
@@ -329,16 +395,16 @@ class LookupFirst(SeveralDrafters):
 
     Attributes:
       lookup: copies from the text so far.
-      drafter: any other drafter, such as a `NeuralDrafter`.
+      drafter: any other drafter, such as a `Chain`.
       min_match: the least number of last tokens that occurred before.
     """
 
-    lookup: LookupDrafter
+    lookup: Lookup
     drafter: Drafter
     min_match: int = 3
 
     def __post_init__(self) -> None:
-        assert isinstance(self.lookup, LookupDrafter), "lookup must be a LookupDrafter"
+        assert isinstance(self.lookup, Lookup), "lookup must be a Lookup"
         self._check_parts(("lookup", "drafter"))
         check_count("min_match", self.min_match, "give a number of tokens")
         low, high = self.lookup.min_ngram, self.lookup.max_ngram
@@ -446,7 +512,7 @@ def _wide(block: Array, width: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupTreeDrafter(Drafter):
+class LookupTree(Drafter):
     """Proposes the tokens after several earlier occurrences of the context's ending.
 
     The occurrences are those with the longest equal endings, among them the order of the lookup;
@@ -461,11 +527,11 @@ class LookupTreeDrafter(Drafter):
       copies: K >= 1, the most occurrences.
     """
 
-    lookup: LookupDrafter
+    lookup: Lookup
     copies: int
 
     def __post_init__(self) -> None:
-        assert isinstance(self.lookup, LookupDrafter), "lookup must be a LookupDrafter"
+        assert isinstance(self.lookup, Lookup), "lookup must be a Lookup"
         check_count("copies", self.copies, "give the number of copies")
 
     @property

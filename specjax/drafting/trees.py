@@ -7,7 +7,8 @@ nodes of a tree that grows or of a part, m nodes that have been read, V vocabula
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
-from specjax.checks import check_count, check_part, whole_number
+from specjax.checks import check_count, whole_number
 from specjax.decoding import history as history_lib
 from specjax.decoding.blocks import (
     commit_tokens,
@@ -36,7 +37,7 @@ from specjax.drafting.cascades import (
     SeveralState,
     VerticalCascade,
 )
-from specjax.drafting.neural import ModelDrafter, NeuralDrafterParams, NeuralDrafterState
+from specjax.drafting.chain import Chain, ChainParams, ChainState, ModelDrafter
 from specjax.errors import UserError
 from specjax.platforms import entry, row, when
 from specjax.processing import distributions, distributions_along
@@ -49,8 +50,8 @@ from specjax.types import (
     DraftBlock,
     Drafter,
     DraftInputs,
+    DraftModels,
     DraftTraits,
-    LanguageModel,
     Params,
     Prompts,
     Sampling,
@@ -186,27 +187,12 @@ class Beam:
 
 def k_ary(depth: int, width: int) -> Topology:
     """The tree in which every node above the last level has `width` children."""
-    check_count("depth", depth, "give the number of levels")
-    check_count("width", width, "give the number of children of a node")
     inner = sum(width**level for level in range(depth))
     return Topology(tuple(node for node in range(inner) for _ in range(width)))
 
 
-def caterpillar(depth: int, width: int) -> Topology:
-    """The tree in which only the first child of a node has children: `width` on each level."""
-    check_count("depth", depth, "give the number of levels")
-    check_count("width", width, "give the number of children of a node")
-    firsts = [0, *(1 + level * width for level in range(depth - 1))]
-    return Topology(tuple(node for node in firsts for _ in range(width)))
-
-
-def paths(count: int, depth: int) -> Topology:
-    """The tree of `count` paths of `depth` nodes each that part at the root."""
-    check_count("count", count, "give the number of paths")
-    check_count("depth", depth, "give the number of levels")
-    return Topology((0,) * count + tuple(range(1, count * (depth - 1) + 1)))
-
-
+# The most nodes of a tree: each is a token that the verifier reads, and a slot of its cache.
+MOST_NODES = 512
 # How the children of a node may be chosen.
 CHILDREN = ("top", "top+1", "without", "independent")
 
@@ -235,45 +221,51 @@ class _Growing(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeDrafter(ModelDrafter):
-    """Drafts trees from a small model; its parameters: `NeuralDrafterParams`.
+class Tree(ModelDrafter):
+    """A model drafts several next tokens at each place.
 
     A level takes one pass, over the nodes that get children. In the first pass of a round the model
     reads the tokens that were committed since the last.
 
     Attributes:
-      model: the small language model; it must read trees.
-      tree: the shape.
-      children: how the children of a node are chosen: "top", its most probable tokens; "top+1", one
-        that is drawn, then the most probable tokens, without which it was drawn; "without", drawn
-        without replacement; "independent", drawn independently, where equal tokens may occur.
-      name: its passes are counted under this name.
+      depth: the length of the longest path.
+      width: the number of children of a node.
+      children: how they are chosen: "top", the most probable tokens; "top+1", one that is drawn,
+        then the most probable tokens, without which it was drawn; "without", drawn without
+        replacement; "independent", drawn independently, where equal tokens may occur.
+      beam: only this number of nodes of a level have children, those with the most probable paths;
+        None: all.
+      keep: the verifier reads only this number of nodes, with `beam` and children="top", as in
+        EAGLE-2 (arXiv 2406.16858).
+      parents: the parent of each node, for a shape of its own (see `Topology`); the other sizes
+        must then be left out.
+      model: a name of the decoder's models, a draft head among them; or a language model that reads
+        trees.
+      name: its passes are counted under this name; by default the model's.
     """
 
-    model: LanguageModel
-    tree: Topology | Beam
+    depth: int | None = None
+    width: int | None = None
     children: str = "top+1"
+    beam: int | None = None
+    keep: int | None = None
+    parents: tuple[int, ...] | None = None
+    model: Any = "drafter"
     name: str = "drafter"
 
     # Whether a row may lack committed tokens when a draft begins.
     _lags: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        self._check_shape()
+        if not self.is_bound:
+            object.__setattr__(self, "name", self.model)
+            return
         check_model("model", self.model)
-        check_part("tree", self.tree, ("levels", "size", "widest"), "drafting.k_ary(3, 2)")
-        if self.children not in CHILDREN:
-            raise UserError(
-                f"children must be one of {', '.join(map(repr, CHILDREN))}, got {self.children!r}"
-            )
         if not self.model.reads_trees:
             raise UserError(
                 f"trees need a drafter that reads them, not {type(self.model).__name__}: draft "
                 "chains, or give an EAGLE or MTP head, or a model without recurrent layers"
-            )
-        if getattr(self.tree, "keep", None) is not None and self.children != "top":
-            raise UserError(
-                f"{self.tree!r} needs children='top', got {self.children!r}: leaving out drawn "
-                "tokens by their values would change the distribution of the output"
             )
         if self.tree.widest > self.vocab_size and self.children != "independent":
             raise UserError(
@@ -281,12 +273,58 @@ class TreeDrafter(ModelDrafter):
                 f"{self.vocab_size} tokens: use a narrower tree"
             )
 
+    def _check_shape(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
+        least = 0
+        if self.parents is not None:
+            if any(value is not None for value in sizes.values()):
+                raise UserError(f"{', '.join(sizes)} must be left out: parents gives the shape")
+            object.__setattr__(self, "parents", Topology(self.parents).parents)
+        else:
+            for name in ("depth", "width"):
+                check_count(name, sizes[name], "such as Tree(depth=3, width=2)")
+            if self.beam is not None:
+                check_count("beam", self.beam, "give the number of nodes, or None")
+            if self.keep is not None and (self.beam is None or self.children != "top"):
+                raise UserError(
+                    f"keep={self.keep!r} needs beam and children='top': leaving out drawn tokens "
+                    "by their values would change the distribution of the output"
+                )
+            depth, width = self.depth or 0, self.width or 0
+            # Each level has a node; counted before the tree is built, which would take long.
+            least = max(depth, width, 0 if self.beam else min(width, 2) ** min(depth, 12))
+        if self.children not in CHILDREN:
+            names = ", ".join(map(repr, CHILDREN))
+            raise UserError(f"children must be one of {names}, got {self.children!r}")
+        if least > MOST_NODES or self.tree.size > MOST_NODES:
+            raise UserError(
+                f"{self!r:.80} has more than {MOST_NODES} nodes: give a smaller depth, width or "
+                "beam, or fewer parents"
+            )
+
+    @functools.cached_property
+    def tree(self) -> Topology | Beam:
+        """The shape of the trees."""
+        if self.parents is not None:
+            return Topology(self.parents)
+        assert self.depth is not None and self.width is not None
+        if self.beam is not None:
+            return Beam(self.depth, self.width, self.beam, self.keep)
+        return k_ary(self.depth, self.width)
+
+    def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
+        from specjax.drafting.heads import with_network  # whose class derives from this one
+
+        small = models.model(self.model)
+        drafter, network = (self, ()) if small is None else with_network(self, small, models)
+        return drafter, ChainParams(network)
+
     @property
     def max_draft(self) -> int:
         return self.tree.size
 
     @property
-    def depth(self) -> int:
+    def path(self) -> int:
         """The length of the longest path."""
         return len(self.tree.levels)
 
@@ -306,7 +344,7 @@ class TreeDrafter(ModelDrafter):
             fixed_length=True,
             independent_rows=True,
             drafts_trees=True,
-            processes=self.model.predicts_all,
+            processes=not self.is_bound or self.model.predicts_all,
         )
 
     def describe(self) -> Any:
@@ -314,12 +352,12 @@ class TreeDrafter(ModelDrafter):
         return fields | {"tree": repr(self.tree), "children": self.children}
 
     def propose(
-        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
-    ) -> tuple[DraftBlock, NeuralDrafterState]:
+        self, params: ChainParams, state: ChainState, inputs: DraftInputs
+    ) -> tuple[DraftBlock, ChainState]:
         active = inputs.active & (inputs.limits > 0)
         uniforms = inputs.uniforms.reshape(active.size, -1, num_uniforms(self.vocab_size))
 
-        def draft(before: tuple[Any, NeuralDrafterState]) -> tuple[Any, NeuralDrafterState]:
+        def draft(before: tuple[Any, ChainState]) -> tuple[Any, ChainState]:
             return self._draft(params, before[1], uniforms, inputs, active)
 
         like = jax.eval_shape(draft, (None, state))[0]
@@ -330,42 +368,42 @@ class TreeDrafter(ModelDrafter):
 
     def bonus(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
         block: DraftBlock,
-    ) -> tuple[Bonus, NeuralDrafterState]:
-        path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.depth]], axis=1)
+    ) -> tuple[Bonus, ChainState]:
+        path = jnp.concatenate([inputs.tokens[:, None], block.tokens[:, : self.path]], axis=1)
         with jax.named_scope("drafter_pass"):
             read = self.model.extend(params.model, state.cache, path, state.positions)
         last = jax.vmap(row)(read.logits, block.num_drafted)
         with jax.named_scope("distribution"):
             q = distributions(last, inputs.sampling)
         q_conf = jax.vmap(confidence)(last) if inputs.with_confidence else None
-        count = jnp.minimum(block.num_drafted, self.depth) + 1
+        count = jnp.minimum(block.num_drafted, self.path) + 1
         history = history_lib.note_block(state.history, state.positions, block.tokens, count)
         state = state._replace(cache=read.cache, history=history)
         return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
     def commit(
-        self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
-    ) -> NeuralDrafterState:
+        self, state: ChainState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> ChainState:
         history = history_lib.commit(state.history, state.positions, tokens, counts)
         return state._replace(positions=state.positions + counts, history=history)
 
     def _draft(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         uniforms: Array,
         inputs: DraftInputs,
         active: Array,
-    ) -> tuple[DraftBlock, NeuralDrafterState]:
+    ) -> tuple[DraftBlock, ChainState]:
         """The trees of all rows; the entries of their nodes stay in the cache until the next."""
         with jax.named_scope("drafter_pass"):
             last = history_lib.read_last(
                 self.model, params.model, state.cache, state.positions, state.history, active,
-                self.depth + 1 if self._lags else 1,
+                self.path + 1 if self._lags else 1,
             )  # fmt: skip
         rows = active.size
         one = jnp.ones((rows, 1), jnp.float32)
@@ -402,7 +440,7 @@ class TreeDrafter(ModelDrafter):
             probs=self._by_node(tree, jnp.concatenate(probs, axis=1)),
             confidences=confidences,
             num_drafted=jnp.zeros((rows,), jnp.int32),
-            calls={self.name: last.calls + self.depth - 1},
+            calls={self.name: last.calls + self.path - 1},
             parents=tree.parents,
             laws=tree.laws,
         )
@@ -416,7 +454,7 @@ class TreeDrafter(ModelDrafter):
         return uniforms[:, np.minimum(places, max(uniforms.shape[1] - 1, 0)).astype(np.int32)]
 
     def _read(
-        self, params: NeuralDrafterParams, tree: _Growing, positions: Array, level: Level, size: int
+        self, params: ChainParams, tree: _Growing, positions: Array, level: Level, size: int
     ) -> _Growing:
         """The tree with those of its last `size` nodes read that get children."""
         pick, width = jax.vmap(lambda x, at: x[at]), len(level.counts)
@@ -550,8 +588,8 @@ def _without(q: Array, tokens: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class BranchesDrafter(SeveralDrafters):
-    """Drafters side by side. Its parameters: a tuple of theirs.
+class Branches(SeveralDrafters):
+    """Several drafters, each with its own branches of a tree. Its parameters: a tuple of theirs.
 
     The block is the union of their chains and trees. A token that a drafter was certain to draw, as
     at temperature 0 or by copying, is joined with an equal token of an earlier drafter, so that the
@@ -562,26 +600,40 @@ class BranchesDrafter(SeveralDrafters):
     Source: SpecInfer (arXiv 2305.09781), merge-based construction of trees from several models.
 
     Attributes:
-      drafters: at least two, of chains or trees; earlier ones are verified first, and copies belong
-        to the end.
-      shared: names of models that several drafters use; see `HorizontalCascade`.
+      parts: at least two, of chains or trees, such as `Tree(...)`, `Lookup(copies=3)` and
+        `Cascade(...)`; or names of the decoder's models, which draft chains. Earlier ones are
+        verified first, and copies belong to the end.
     """
 
-    drafters: tuple[Drafter, ...]
-    shared: tuple[str, ...] = ()
+    parts: tuple[Any, ...]
 
     _takes_trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drafters, tuple):
-            raise UserError(f"drafters must be a tuple of drafters, got {self.drafters!r}")
-        if len(self.drafters) < 2:
+        parts = self.parts
+        several = isinstance(parts, tuple | list) and len(parts) > 1
+        if not several or not all(isinstance(x, str) or hasattr(x, "left_out") for x in parts):
             raise UserError(
-                f"drafters must be at least two, got {len(self.drafters)}: use a single drafter "
-                "without BranchesDrafter"
+                "parts must be a tuple of at least two drafters or names of models, such as "
+                f'("drafter", Lookup()), got {parts!r}'
             )
-        self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
-        self._check_names(self.shared)
+        parts = tuple(Chain(part) if isinstance(part, str) else part for part in parts)
+        object.__setattr__(self, "parts", parts)
+        if all(hasattr(part, "propose") for part in parts):  # a cascade has it when it is bound
+            self._check_parts([f"parts[{i}]" for i in range(len(parts))])
+
+    @property
+    def drafters(self) -> tuple[Any, ...]:
+        return self.parts
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        first, *others = (part.left_out for part in self.parts)
+        return {name: why for name, why in first.items() if all(name in x for x in others)}
+
+    def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
+        parts, params = zip(*(part.bind(models) for part in self.parts), strict=True)
+        return Branches(parts), params
 
     @property
     def max_draft(self) -> int:
@@ -716,7 +768,7 @@ def _part(block: DraftBlock, start: int, nobody: int) -> _Part:
         size = tokens.shape[1]
         parents = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32)[None], tokens.shape)
         laws = jnp.full_like(tokens, ChildLaw.DRAWN)
-    assert laws is not None, "the trees of BranchesDrafter need DraftBlock.laws"
+    assert laws is not None, "the trees of Branches need DraftBlock.laws"
     rows = jnp.full_like(tokens, nobody)
     if block.probs is None:
         laws = jnp.full_like(tokens, ChildLaw.TOP)
@@ -802,7 +854,7 @@ class CaterpillarDrafter(Drafter):
     def __post_init__(self) -> None:
         check_drafter("drafter", self.drafter)
         check_count("width", self.width, "use the drafter itself for no siblings", low=2)
-        if self.width > self.vocab_size:
+        if 0 < self.vocab_size < self.width:
             raise UserError(
                 f"width must be at most the number of tokens, {self.vocab_size}, got {self.width}"
             )

@@ -977,6 +977,10 @@ class BlockHead(DraftHead):
         return self.config.confidence
 
     @property
+    def most_drafts(self) -> int:
+        return self.config.most_drafts
+
+    @property
     def network(self) -> BlockNetwork:
         return BlockNetwork(self.config, self.layout, self._encoding_verifier)
 

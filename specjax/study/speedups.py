@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from specjax.drafting import NeuralDrafter
+from specjax.drafting import Chain
 from specjax.evaluation import Bootstrap, Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Scores, Times, over
@@ -24,7 +24,7 @@ _STEADY = 1.15
 _CLOSE = 1.05
 
 
-def round_cost(times: PassTimes, drafter: NeuralDrafter, tokens: float) -> RoundCost:
+def round_cost(times: PassTimes, drafter: Chain, tokens: float) -> RoundCost:
     """Returns what a round of a pair costs, by times of passes of the one width G + 1."""
     table, passes = times.tables["verifier", "drafter"], drafter.draft_passes
     c, r = table.draft[0] / times.step, table.verifier[0][-1] / times.step

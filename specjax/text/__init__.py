@@ -1,9 +1,8 @@
 """From directories to text: models with their tokenizers, the decoder, and the engine below it."""
 
-from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.text.decoder import Decoder
 from specjax.text.directories import load_models, load_pair, load_text_model
-from specjax.text.drafts import Branches, Cascade, Lookup, Tree, WithParams
+from specjax.text.drafts import WithParams
 from specjax.text.engine import Engine
 from specjax.text.parts import register_part
 from specjax.text.requests import Request
@@ -12,22 +11,14 @@ from specjax.text.setting import Setting
 from specjax.text.text_models import Models, Pair, TextModel
 
 __all__ = [
-    "BiLDCascade",
-    "Branches",
-    "Cascade",
     "Decoder",
     "Engine",
-    "Lookup",
     "Models",
-    "OracleCascade",
     "Pair",
     "Request",
     "Result",
-    "SequenceCascade",
     "Setting",
     "TextModel",
-    "TokenCascade",
-    "Tree",
     "WithParams",
     "load_models",
     "load_pair",

@@ -24,13 +24,14 @@ from specjax import environment
 from specjax.checks import check_count, check_flag, options_of, shown, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.cascades import PairMethod
+from specjax.decoding.speculative import Speculative
 from specjax.drafting import Costs
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.memory import explain_full_memory
 from specjax.text import requests as requests_lib
 from specjax.text import teacher_forcing
-from specjax.text.drafts import DraftPlan, WithParams
+from specjax.text.drafts import WithParams
 from specjax.text.engine import (
     BUCKETS,
     TURNS,
@@ -57,7 +58,7 @@ from specjax.text.setting import Setting, as_written, build, chosen_models
 from specjax.text.stops import Added, check_stops, stop_table
 from specjax.text.teacher_forcing import OutputScores
 from specjax.text.text_models import Models, TextModel, any_float32
-from specjax.types import Params, Processor, Rule, Sampling, Stopping, Verification
+from specjax.types import Drafting, Params, Processor, Rule, Sampling, Stopping, Verification
 
 
 class Decoder:
@@ -117,7 +118,7 @@ class Decoder:
         max_draft: int | None = None,
         min_draft: int | None = None,
         stopping: Stopping | WithParams | str | None = None,
-        drafting: DraftPlan | WithParams | str | None = None,
+        drafting: Drafting | WithParams | str | None = None,
         method: PairMethod | WithParams | str | None = None,
         costs: Costs | None = None,
         widths: Sequence[int] | None = None,
@@ -526,7 +527,7 @@ class Decoder:
         Returns:
           An `Engine`, whose requests may have texts.
         """
-        rule = self.rule if rule is None else checked_rule(self.method, rule)
+        rule = self.rule if rule is None else checked_rule(self.method.check_rule, rule)
         if any(np.ndim(value) for value in jax.tree.leaves((rule, self.sampling))):
             raise UserError(
                 "the rule and the sampling of an engine must have scalar values: give different "
@@ -581,7 +582,9 @@ class Decoder:
                 params = params._replace(processors=self._main.place(shared))
             else:
                 assert not shared, f"{type(params).__name__} has no field `processors`"
-        check_forbidding(self.method, rule, bound)
+        if isinstance(self.method, Speculative):
+            process_drafts = self.method.process_drafts
+            check_forbidding(self.method.drafter, rule, bound, process_drafts=process_drafts)
         warn_of_excluded(rule, base, self.method.vocab_size)
         return dataclasses.replace(base, processors=bound), params
 
@@ -638,7 +641,7 @@ class Decoder:
                 f"num_samples must be at most batch_size={self.batch_size}, got {samples}: make "
                 f"the Decoder with batch_size={samples}"
             )
-        rule = self.rule if rule is None else checked_rule(self.method, rule)
+        rule = self.rule if rule is None else checked_rule(self.method.check_rule, rule)
         sampling, params = self._sampled(sampling, processors, rule)
         warn_of_ignored(self._main, sampling.processors or ())
         prefix = self._own_prefix(prefix)

@@ -22,7 +22,6 @@ import numpy as np
 from specjax import drafting, processors, rules, verification
 from specjax.decoding import BiLDCascade, OracleCascade, SequenceCascade, TokenCascade
 from specjax.errors import UserError
-from specjax.text.drafts import Branches, Cascade, Lookup, Tree
 
 PLACE = "{}"
 _EXAMPLE = "write a text such as 'OPT(0.2)'"
@@ -49,7 +48,7 @@ BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
         "rule": (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES),
         "verification": verification.ALL_VERIFICATIONS,
         "stopping": drafting.ALL_POLICIES,
-        "drafting": (Lookup, Cascade, Tree, Branches),
+        "drafting": drafting.ALL_DRAFTS,
         "method": (*CASCADES, VerifierAlone, DrafterAlone),
         "processors": processors.ALL_PROCESSORS,
         "": (*rules.ALL_AGGREGATIONS, *drafting.ALL_ESTIMATES),

@@ -24,11 +24,11 @@ import numpy as np
 import tqdm
 
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.drafting import Costs, LookupDrafter
+from specjax.drafting import Chain, Costs, Lookup
 from specjax.environment import environment, machine
 from specjax.errors import UserError
 from specjax.rules import Lossless
-from specjax.text.drafts import drafter_of
+from specjax.text.drafts import DecoderModels
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import DecodeState, Params, PromptBatch
 
@@ -304,11 +304,12 @@ def _of_review(
 ) -> list[LoopCase]:
     """Cases for the costs of rounds; without a drafter drafts are copied at almost no cost."""
     longest, vocab_size = widths[-1] - 1, reviewer.model.vocab_size
-    drafts: Any = LookupDrafter(vocab_size, longest)
+    drafts: Any = Lookup(max_copy=longest, vocab_size=vocab_size)
     # Each token has a successor in the table, so that drafts have the full length.
     drafter_params: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
     if drafter is not None:
-        drafts, drafter_params = drafter_of(drafter, reviewer, longest)  # like in a Decoder
+        pair = {"drafter": drafter, "verifier": reviewer}
+        drafts, drafter_params = Chain(max_draft=longest).bind(DecoderModels(pair))
     params = MethodParams(reviewer.prepared, drafter_params, Lossless())
     # Without end-of-sequence tokens all rows make all rounds.
     several = Speculative(

@@ -8,7 +8,7 @@ import functools
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from jaxtyping import Int32
 
 from specjax import rules
 from specjax.checks import check_flag, check_part, check_static, options_of, shown, whole_number
-from specjax.decoding import Method, Speculative
+from specjax.decoding import Method
 from specjax.errors import UserError
 from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning
@@ -30,7 +30,7 @@ from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
 from specjax.tokenizers.chat_template import plain
 from specjax.tokenizers.tokenizer import warn_of_two_bos
-from specjax.types import Params, Processor, Rule, Sampling
+from specjax.types import Drafter, Params, Processor, Rule, Sampling
 from specjax.types.pytrees import host_values
 
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
@@ -500,10 +500,10 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
     return int(differ[0]) if differ.size else shorter
 
 
-def checked_rule(method: Method, rule: Any) -> Rule:
-    """Returns a rule after checking that the method accepts it; traces a user's own rule."""
+def checked_rule(accepts: Callable[[Rule], None], rule: Any) -> Rule:
+    """Returns a rule after a method's check of it; traces a user's own rule."""
     rule = make_part("rule", rule)
-    method.check_rule(rule)
+    accepts(rule)
     inner = getattr(rule, "rule", rule)
     if not type(inner).__module__.startswith("specjax.rules"):
         rules.check_rule(inner)
@@ -569,14 +569,18 @@ def check_one_constraint(processors: Sequence[Processor]) -> None:
 
 
 def check_forbidding(
-    method: Method, rule: Rule | None, processors: tuple[Processor, ...] | None
+    drafter: Drafter,
+    rule: Rule | None,
+    processors: Sequence[Processor] | None,
+    *,
+    process_drafts: bool,
 ) -> None:
     """Refuses a rule that could emit a token that a processor forbids."""
     forbidding = [type(one).__name__ for one in processors or () if one.forbids]
-    if not forbidding or not isinstance(method, Speculative) or not getattr(rule, "reads_draft", 0):
+    if not forbidding or not getattr(rule, "reads_draft", False):
         return
-    drafter, why = method.drafter, "process_drafts is False"
-    if method.process_drafts:
+    why = "process_drafts is False"
+    if process_drafts:
         if drafter.traits.processes:
             return
         why = f"{type(drafter).__name__} may draft it"

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,34 +26,16 @@ from specjax.checks import (
     whole_number,
 )
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.decoding.blocks import powers_of_two
-from specjax.drafting import (
-    Budget,
-    CostAware,
-    Costs,
-    FixedLength,
-    NeuralDrafter,
-    NeuralDrafterParams,
-)
-from specjax.drafting.stopping import check_needs_no_params, check_own_params, check_policy
+from specjax.decoding.blocks import check_widths, powers_of_two
+from specjax.decoding.speculative import check_fit, check_rule
+from specjax.drafting import Budget, Chain, CostAware, Costs
+from specjax.drafting.chain import USUAL_LENGTH
+from specjax.drafting.trees import MOST_NODES
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.models.heads import BlockHead
 from specjax.rules.target import check_is_rule
 from specjax.text.draft_length import DraftLength, draft_length, expected_rounds, round_costs
-from specjax.text.drafts import (
-    MOST_NODES,
-    Branches,
-    DraftPlan,
-    ModelDrafts,
-    OwnDrafts,
-    PlanInputs,
-    Planned,
-    WithParams,
-    catches_up,
-    check_is_plan,
-    drafter_of,
-)
+from specjax.text.drafts import DecoderModels, WithParams, catches_up
 from specjax.text.parts import (
     PLACE,
     DrafterAlone,
@@ -66,12 +47,11 @@ from specjax.text.parts import (
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.requests import DRAWN, check_forbidding, check_one_constraint, checked_rule
 from specjax.text.text_models import Models, Pair, TextModel
-from specjax.types import LanguageModel, Params, Rule, Sampling, Stopping
+from specjax.types import Drafting, Params, Rule, Sampling, Stopping
+from specjax.verification import Block, Traversal
 
 VERIFIER_ALONE, DRAFTER_ALONE = VerifierAlone.__name__, DrafterAlone.__name__
 
-# The longest drafts where nothing else is chosen.
-_USUAL_LENGTH = 5
 _PARTS = ("rule", "verification", "stopping", "drafting", "method")
 # Rules that give the verifier's distribution where q and p are a single token each, unless they
 # are so strong that they keep the drafter's token whatever p is.
@@ -164,7 +144,7 @@ class Setting:
         else:  # a cache would keep its arrays
             _check_fit(self)
         # What is usual is None, so that it can follow other fields of a copy.
-        if self.max_draft == _USUAL_LENGTH:
+        if self.max_draft == USUAL_LENGTH:
             put("max_draft", None)
         if self.method is None and self.verification == self._usual_verification:
             put("verification", None)
@@ -197,9 +177,14 @@ class Setting:
         return left_out(self.method, self.drafting)
 
     @property
-    def plan(self) -> DraftPlan:
-        """How drafts are made."""
-        return _plan_of(self.part("drafting"))
+    def drafts(self) -> Drafting:
+        """How drafts are made, without parameters."""
+        return _drafts_of(self.part("drafting"))
+
+    @property
+    def part_of_drafts(self) -> Any:
+        """`drafts`, or `WithParams` of them."""
+        return self.part("drafting") or self.drafts
 
     @property
     def longest(self) -> int | None:
@@ -207,11 +192,13 @@ class Setting:
         chosen = self.costs is not None and self.stopping is None
         if self.max_draft is not None or chosen or "max_draft" in self.left_out:
             return self.max_draft
-        return _USUAL_LENGTH
+        return USUAL_LENGTH
 
     @property
     def _usual_verification(self) -> Any:
-        return _plain("verification", self.plan.default_verification)
+        drafts = self.drafts
+        usual = Traversal() if drafts.drafts_trees else getattr(drafts, "verification", Block())
+        return _plain("verification", usual)
 
     @property
     def policy(self) -> Stopping | None:
@@ -285,14 +272,14 @@ class Setting:
     def part(self, name: str) -> Any:
         """Makes the object of a field, such as the rule for "rule"; None if it has none."""
         if name == "verification" and self.verification is None and self.method is None:
-            return self.plan.default_verification
+            return make_part(name, self._usual_verification)
         return make_part(name, getattr(self, name))
 
     def _named_drafters(self) -> tuple[str, ...]:
         """The models that draft, by the names in `drafting`."""
         if self.method == VERIFIER_ALONE:
             return ()
-        return _models_of(self.plan)
+        return self.drafts.model_names
 
     def described(self, *, without: Collection[str] = ()) -> str:
         """Returns a short text for a table or a legend, without some fields or "strength"."""
@@ -350,15 +337,6 @@ class Setting:
         return values
 
 
-def _models_of(plan: Any) -> tuple[str, ...]:
-    """The models that draft in a plan, also those that a cascade loads itself."""
-    if isinstance(plan, str):
-        return (plan,)
-    if isinstance(plan, Branches):
-        return tuple(dict.fromkeys(name for part in plan.parts for name in _models_of(part)))
-    return getattr(plan, "models", plan.needs)
-
-
 def left_out(method: Any, drafting: Any) -> Mapping[str, str]:
     """Each field of a `Setting` that has no effect with these two -> why."""
     method = make_part("method", method)
@@ -367,15 +345,16 @@ def left_out(method: Any, drafting: Any) -> Mapping[str, str]:
         return dict.fromkeys(OF_DRAFTS, why)
     if method is not None:
         return dict.fromkeys(OF_DRAFTS, "`method` has its own")
-    return _plan_of(make_part("drafting", drafting)).left_out
+    return _drafts_of(make_part("drafting", drafting)).left_out
 
 
-def _plan_of(drafting: Any) -> DraftPlan:
-    if isinstance(drafting, WithParams):
-        return OwnDrafts(drafting)
-    plan = ModelDrafts() if drafting is None else drafting
-    check_is_plan(plan)
-    return plan
+def _drafts_of(drafting: Any) -> Drafting:
+    if drafting is None:
+        return Chain()
+    drafts = drafting.part if isinstance(drafting, WithParams) else drafting
+    needed = ("bind", "model_names", "left_out", "weighs_costs", "drafts_trees")
+    check_part("drafting", drafts, needed, "specjax.drafting.Lookup()")
+    return drafts
 
 
 def _number(text: Any) -> float | None:
@@ -516,27 +495,24 @@ def build(
         cascade = chosen.bound(main.model, small.model, eos_ids, main.partitioner)
         params = MethodParams(main.prepared, small.prepared, rule)
         return Built(cascade, params, {"drafter": small, "verifier": main}, main)
-    plan = setting.plan
-    what = "decoding with several models" if setting.drafting is None else f"drafting={plan!r}"
-    _check_names(named, plan.needs, what)
     costs = length = None
-    if plan.weighs_costs:
+    if setting.drafts.weighs_costs:
+        _check_names(named, ("drafter",), _drafting(setting))
         pair = Pair(named["drafter"], main)
         if setting.costs is not None and setting.stopping is None:
             length = chosen_length(setting.costs, pair, rows, setting.temperature)
             if not length.max_draft:  # no draft is verified
                 return dataclasses.replace(_alone(main, None), length=length)
             setting = dataclasses.replace(setting, max_draft=length.max_draft, costs=None)
-        setting, costs = _with_costs(setting, plan, pair, rows, prompt_length)
-    method, rule, planned = _speculative(named, main, setting, plan)
-    used = {name: model for name, model in named.items() if model is main or name in plan.needs}
+        setting, costs = _with_costs(setting, pair, rows, prompt_length)
+    method, rule, params, drafts = _speculative(setting, named)
     policy = setting.policy
     return Built(
         method,
-        MethodParams(main.prepared, planned.params, rule),
-        {**used, **planned.models},
+        MethodParams(main.prepared, params, rule),
+        drafts.used,
         main,
-        own_params=_hash(planned.own, planned.described),
+        own_params=_hash(*drafts.own_params(params)),
         stopping=None if policy is None else repr(policy),
         costs=costs,
         length=length,
@@ -585,7 +561,7 @@ def _alone(main: TextModel, rule: Rule | None) -> Built:
     alone = Autoregressive(main.model, eos_ids=eos_ids, partitioner=main.partitioner)
     params = MethodParams(main.prepared)
     if rule is not None and type(rule) is not rules.Lossless:
-        params = params._replace(rule=checked_rule(alone, rule))
+        params = params._replace(rule=checked_rule(alone.check_rule, rule))
     return Built(alone, params, {"verifier": main}, main)
 
 
@@ -597,7 +573,7 @@ def _own_method(
     check_static("method", own)
     assert hasattr(params, "_replace"), "the params of an own method must be a NamedTuple"
     if rule is not None:
-        params = params._replace(rule=checked_rule(own, rule))
+        params = params._replace(rule=checked_rule(own.check_rule, rule))
     return Built(own, params, named, main, _hash(params))
 
 
@@ -619,41 +595,21 @@ def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: st
             )
 
 
-class _AnyModel(LanguageModel):
-    """Stands for the network of any model."""
-
-    vocab_size = 2**30
-    reads_trees = True
-    gives_odds = True
-    prompt_positions: Any = None
-    prefill: Any = None
-    score: Any = None
-    write: Any = None
-
-
-# Stands for any `TextModel` where only the parts are checked.
-_ANY: Any = types.SimpleNamespace(
-    model=_AnyModel(),
-    tokenizer=types.SimpleNamespace(eos_ids=(0,)),
-    partitioner=None,
-    platform="cpu",
-    prepared=(),
-    place=lambda params: params,
-)
+def _drafting(setting: Setting) -> str:
+    """The words for its drafts in a message."""
+    if setting.drafting is None:
+        return "decoding with several models"
+    return f"drafting={shown(setting.drafting)}"
 
 
 def _check_parts(setting: Setting) -> None:
-    """Refuses parts that cannot be combined, whatever the models are.
-
-    No file is read. A plan of the user's own is checked only as far as it needs no models.
-    """
+    """Refuses parts that cannot be combined, whatever the models are; no file is read."""
     processors = setting.sampling.processors or ()
     check_one_constraint(processors)
-    method = setting.part("method")
+    method, rule = setting.part("method"), setting.part("rule")
     if isinstance(method, WithParams):
         return
     if setting.is_alone:
-        rule = setting.part("rule")
         check_is_rule("rule", rule)
         if rule.reads_draft:
             raise UserError(
@@ -661,97 +617,68 @@ def _check_parts(setting: Setting) -> None:
             )
         return
     if method is not None:
-        _check_cascade(method, setting.part("rule"))
+        _check_cascade(method, rule)
         return
-    plan = setting.plan
-    _check_costs(setting, plan)
-    plans = [plan, *(plan.parts if isinstance(plan, Branches) else ())]
-    ours = all(type(x).__module__.startswith("specjax.") for x in plans if not isinstance(x, str))
-    if ours and not isinstance(plan, OwnDrafts):
-        models = dict.fromkeys((*plan.needs, "verifier"), _ANY)
-        speculative, rule, _ = _speculative(models, _ANY, setting, plan)
-        check_forbidding(speculative, rule, tuple(processors))
+    _check_costs(setting)
+    drafter, _ = setting.part_of_drafts.bind(_models_of_drafts(setting, None))
+    check_fit(drafter, setting.part("verification"))
+    if setting.widths is not None:
+        check_widths(setting.widths, drafter.max_draft + 1)
+    # Of one's own drafter, the size is one's own matter.
+    is_own = isinstance(setting.part_of_drafts, WithParams)
+    if not is_own and drafter.traits.drafts_trees and drafter.max_draft > MOST_NODES:
+        raise UserError(
+            f"{_drafting(setting)} drafts trees of up to {drafter.max_draft} tokens, and at most "
+            f"{MOST_NODES} are allowed: draft fewer"
+        )
+    checked_rule(functools.partial(check_rule, drafter=drafter), rule)
+    check_forbidding(drafter, rule, processors, process_drafts=setting.process_drafts)
 
 
-def _check_costs(setting: Setting, plan: DraftPlan) -> None:
+def _check_costs(setting: Setting) -> None:
     """Refuses costs that nothing weighs, and a policy that weighs them with these drafts."""
+    weighs_costs = setting.drafts.weighs_costs
     is_free = setting.rule == "Lossless" and setting.max_draft is None and not setting.min_draft
     is_free = is_free and setting.stopping is None and setting.widths is None
-    weighs = isinstance(setting.policy, CostAware) or (is_free and plan.weighs_costs)
+    weighs = isinstance(setting.policy, CostAware) or (is_free and weighs_costs)
     if setting.costs is not None and not weighs:
         raise UserError(
             "costs must be left out: they are for stopping=CostAware(), or choose max_draft "
             "where the drafts of a single drafter are lossless and max_draft, min_draft, "
             "stopping and widths are left out"
         )
-    if isinstance(setting.policy, CostAware) and not plan.weighs_costs:
+    if isinstance(setting.policy, CostAware) and not weighs_costs:
         raise UserError("CostAware needs a single drafter: choose another policy")
 
 
-def _speculative(
-    named: Mapping[str, TextModel], main: TextModel, setting: Setting, plan: DraftPlan
-) -> tuple[Speculative, Rule, Planned]:
-    """The method and its rule, after checking that they fit together; and the plan's result."""
-
-    def neural(
-        model: str | TextModel, longest: int | None = None
-    ) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-        small = named[model] if isinstance(model, str) else model
-        drafter, params = _neural(small, main, setting, longest)
-        # Placed now, so that the calls of the loop do not transfer them.
-        return drafter, params._replace(stopping=main.place(params.stopping))
-
-    models = {**named, "verifier": main}
-    planned = plan.make(
-        PlanInputs(models, setting.max_draft or _USUAL_LENGTH, neural, main is _ANY)
+def _models_of_drafts(setting: Setting, named: Mapping[str, TextModel] | None) -> DecoderModels:
+    return DecoderModels(
+        named,
+        setting.max_draft,
+        setting.min_draft,
+        setting.part("stopping"),
+        setting.part("rule"),
+        _drafting(setting),
     )
+
+
+def _speculative(
+    setting: Setting, named: Mapping[str, TextModel]
+) -> tuple[Speculative, Rule, Params, DecoderModels]:
+    """The method, its rule, the drafter's parameters, and the models that it uses."""
+    main, models = named["verifier"], _models_of_drafts(setting, named)
+    models.used["verifier"] = main
+    drafter, params = setting.part_of_drafts.bind(models)
     method = Speculative(
         main.model,
-        planned.drafter,
+        drafter,
         setting.part("verification"),
         setting.widths,
         process_drafts=setting.process_drafts,
-        eos_ids=tuple(main.tokenizer.eos_ids),
+        eos_ids=models.eos_ids,
         partitioner=main.partitioner,
     )
-    # Of one's own drafter, the size is one's own matter.
-    drafts_trees = not isinstance(plan, OwnDrafts) and planned.drafter.traits.drafts_trees
-    if drafts_trees and planned.drafter.max_draft > MOST_NODES:
-        raise UserError(
-            f"drafting={plan!r} drafts trees of up to {planned.drafter.max_draft} tokens, and at "
-            f"most {MOST_NODES} are allowed: draft fewer"
-        )
-    return method, checked_rule(method, setting.part("rule")), planned
-
-
-def _neural(
-    small: TextModel, main: TextModel, setting: Setting, longest: int | None
-) -> tuple[NeuralDrafter, NeuralDrafterParams]:
-    """The drafter of a small model, for up to `longest` tokens (None: `max_draft`)."""
-    # A level of a cascade may draft fewer tokens.
-    min_draft = setting.min_draft if longest is None else min(setting.min_draft, longest)
-    stopping = setting.policy or FixedLength()
-    check_policy(stopping)
-    params: Any = ()
-    given = setting.part("stopping")
-    if isinstance(given, WithParams) and small is not _ANY:
-        params = given.params
-        check_own_params(stopping, params, small.head)
-    elif small is not _ANY:
-        stopping, params = stopping.bind(small.head)
-        is_ours = type(stopping).__module__.startswith("specjax.")
-        if not is_ours and not jax.tree.leaves(params) and not small.is_head:
-            check_needs_no_params(stopping, main.model.vocab_size, small.width)
-    # A draft of fixed length continues after an end-of-sequence token, so rows stay independent.
-    eos_ids = () if stopping.is_fixed else tuple(main.tokenizer.eos_ids)
-    if longest is None:
-        longest = setting.max_draft or _USUAL_LENGTH
-        if isinstance(small.model, BlockHead) and setting.max_draft is None:
-            # A rule that reads the drafter after a whole draft needs one more of its tokens.
-            spare = int(setting.part("rule").reads_draft)
-            longest = min(longest, small.model.config.most_drafts - spare)
-    options = {"min_draft": min_draft, "eos_ids": eos_ids}
-    return drafter_of(small, main, longest, stopping, params, **options)
+    return method, checked_rule(method.check_rule, setting.part("rule")), params, models
 
 
 _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)
@@ -768,16 +695,16 @@ def measured_costs(costs: Costs) -> Iterator[None]:
 
 
 def _with_costs(
-    setting: Setting, plan: DraftPlan, pair: Pair, rows: int, prompt_length: int
+    setting: Setting, pair: Pair, rows: int, prompt_length: int
 ) -> tuple[Setting, Costs | None]:
     """The setting, with measured costs for a policy without costs; and these costs."""
     policy = setting.policy
     if not isinstance(policy, CostAware):
         return setting, None
-    main, multiple = pair.verifier, pair.verifier.row_multiple
+    multiple = pair.verifier.row_multiple
     rows += -rows % multiple
     without = dataclasses.replace(setting, stopping=None, costs=None)
-    longest = _speculative(pair.named, main, without, plan)[0].max_draft + 1
+    longest = _speculative(without, pair.named)[0].max_draft + 1
     widths, costs = setting.widths or powers_of_two(longest), None
     policy = policy if policy.costs else dataclasses.replace(policy, costs=setting.costs)
     if policy.costs is None:
@@ -808,8 +735,7 @@ def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> Draf
             f"costs has the widths {costs.widths}, and a draft needs one of at least 2 to choose "
             "its length: measure it with `specjax bench --costs FILE`"
         )
-    if isinstance(small.model, BlockHead):
-        longest = min(longest, small.model.config.most_drafts)
+    longest = min(longest, small.model.most_drafts or longest)
     check_costs(costs, pair, rows, longest)
     low, high = np.min(temperature), np.max(temperature)
     if not costs.temperatures or not costs.temperatures[0] <= low <= high <= costs.temperatures[-1]:

@@ -116,11 +116,16 @@ class LanguageModel(Protocol):
       predicts_all: False if the logits of some tokens are always -inf.
       gives_odds: whether the last of a token's hidden states is the log-odds that the next token is
         accepted; False by default.
+      most_drafts: the longest draft of a model that drafts a block in one pass; None for others.
     """
 
     reads_trees: ClassVar[bool] = False
     predicts_all: ClassVar[bool] = True
     gives_odds: ClassVar[bool] = False
+
+    @property
+    def most_drafts(self) -> int | None:
+        return None
 
     @property
     def most_rollback(self) -> int | None:

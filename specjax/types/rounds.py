@@ -6,6 +6,7 @@ D a model's width, T committed tokens, U uniforms of a row's block, C slots of a
 
 import abc
 import enum
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Float32, Int32
@@ -149,7 +150,74 @@ class DraftInputs(NamedTuple):
     memory: Any = None
 
 
-class Drafter(Protocol):
+class DraftModels(Protocol):
+    """What a decoder gives to `Drafting.bind`.
+
+    Attributes:
+      max_draft: G of drafts that set none, or None if the decoder sets none either.
+      min_draft: the decoder's.
+      rule: the decoder's.
+      eos_ids: the ends of a text.
+    """
+
+    max_draft: int | None
+    min_draft: int
+    rule: "Rule"
+    eos_ids: tuple[int, ...]
+
+    def model(self, name: str) -> Any:
+        """The `TextModel` of this name.
+
+        None while only the parts of a setting are checked: then networks stay names, and no file is
+        read.
+        """
+
+    def level(self, place: int, source: Any, **loading: Any) -> tuple[str, Any]:
+        """The name of a cascade's model, and the `TextModel` or None as above.
+
+        `source` is its name, a directory, which is read with the options `loading`, or the model.
+        """
+
+    def policy(self, model: Any, own: "Stopping | None") -> "tuple[Stopping, Params]":
+        """The stopping policy of a model's drafts, the decoder's unless they have their `own`."""
+
+    def table(self, bigram: Any) -> Params:
+        """The parameters of `Lookup` with this `bigram`; () for None."""
+
+    def place(self, params: Params) -> Params:
+        """Puts parameters that belong to no model on the verifier's devices."""
+
+
+class Drafting(Protocol):
+    """How drafts are made: a drafter, or what becomes one when it is bound to models."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The models that draft, for counting their passes; none by default."""
+        return ()
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Option of a decoder that has no effect with these drafts -> why."""
+        why = f"drafting={type(self).__name__}(...) sets its own"
+        return dict.fromkeys(("max_draft", "min_draft", "stopping"), why)
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether drafts are trees, which the decoder then verifies with `Traversal` by default."""
+        return False
+
+    @property
+    def weighs_costs(self) -> bool:
+        """Whether `drafting.CostAware` can be used, which needs chains of a single model."""
+        return False
+
+    @abc.abstractmethod
+    def bind(self, models: DraftModels) -> "tuple[Drafter, Params]":
+        """The drafter with networks in the place of names, and its parameters."""
+
+
+class Drafter(Drafting, Protocol):
     """Proposes blocks of tokens; static and hashable, arrays in `params` and the state.
 
     Derive your own drafter from this class; methods with a default may be left out.
@@ -164,7 +232,6 @@ class Drafter(Protocol):
       has_confidence: whether there is a confidence distribution (a statistical drafter has none);
         False by default.
       traits: see `DraftTraits`; `DraftTraits()` by default.
-      model_names: the names of its models, for counting their passes; none by default.
       source_names: the names of the parts that draw its tokens; by default its first model.
     """
 
@@ -191,9 +258,12 @@ class Drafter(Protocol):
     def traits(self) -> DraftTraits:
         return DraftTraits()
 
+    def bind(self, models: DraftModels) -> "tuple[Drafter, Params]":
+        return self, ()
+
     @property
-    def model_names(self) -> tuple[str, ...]:
-        return ()
+    def drafts_trees(self) -> bool:
+        return self.traits.drafts_trees
 
     @property
     def source_names(self) -> tuple[str, ...]:

@@ -63,11 +63,11 @@ def of_pair(family, data, ways, *, whole=False):
     part = Partitioner(make_mesh(data, ways))
     model = model_from_config(TINY[family])
     small = type(model)(TINY[family], split=not whole)
-    drafter = drafting.NeuralDrafter(small, SIZES.draft)
+    drafter = drafting.Chain(small, SIZES.draft)
     method = decoding.Speculative(model, drafter, partitioner=part)
     given = decoding.MethodParams(
         of_params(model, part),
-        drafting.NeuralDrafterParams(of_params(small, part)),
+        drafting.chain.ChainParams(of_params(small, part)),
         rules.Lossless(),
     )
     programs = lowered(method, given, SIZES, ("step", "refill"))

@@ -283,7 +283,7 @@ def test_a_model_alone_needs_no_other(paths, name):
 
 def test_copies_need_no_drafter(paths):
     decoder = decoder_of({"verifier": paths["verifier"]}, "DRAFTING=Lookup()", "MAX_DRAFT=10")
-    assert type(decoder.method.drafter) is drafting.LookupDrafter
+    assert type(decoder.method.drafter) is drafting.Lookup
     assert decoder.method.max_draft == 10
 
 
@@ -344,7 +344,7 @@ MISFITS = {
     ),
     "tree, chains": (
         ["DRAFTING=Tree(depth=3, width=2)", "VERIFICATION=Block"],
-        "Block cannot verify the trees of TreeDrafter",
+        "Block cannot verify the trees of Tree",
     ),
     "chain, trees": (["VERIFICATION=Walk"], "Walk needs a drafter of trees"),
     "copies, policy": (
@@ -387,7 +387,7 @@ def test_values_without_an_effect_or_a_place_are_refused_before_a_model_is_read(
 
 def test_a_tree_of_ones_own_shape(paths):
     decoder = decoder_of(paths, "DRAFTING=Tree(parents=(0, 0, 1))")
-    assert decoder.method.drafter.tree == drafting.Topology((0, 0, 1))
+    assert decoder.method.drafter.tree == drafting.trees.Topology((0, 0, 1))
 
 
 def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
@@ -395,7 +395,7 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
     decoder = decoder_of(paths, plan, "RULE=TokenV3(0.5)")
     stages = decoder.method.drafter.drafters
     assert type(decoder.rule) is rules.TokenV3 and decoder.method.max_draft == 3 + 3 + 2
-    assert [type(part) for part in stages] == [drafting.VerticalCascade, drafting.LookupDrafter]
+    assert [type(part) for part in stages] == [drafting.cascades.VerticalCascade, drafting.Lookup]
     third = tiny_pair.write_model(tmp_path / "third", "drafter", seed=9)
     tiny_pair.write_vocabulary(third)
     models = f"('drafter', '{third}')"

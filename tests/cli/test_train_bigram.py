@@ -96,12 +96,12 @@ def test_a_decoder_takes_its_own_vocabulary_alone(texts, tmp_path):
     out = tmp_path / "table"
     assert train(texts, "--tokenizer=bytes", f"--output={out}") == 0
     model = tiny_pair.tabular(1)
-    decoder = specjax.Decoder(model, drafting=specjax.Lookup(bigram=out), max_draft=2)
+    decoder = specjax.Decoder(model, drafting=specjax.drafting.Lookup(bigram=out), max_draft=2)
     table = decoder.params.drafter
     np.testing.assert_array_equal(table, load_bigram(out).successors)
     other = Bigram(np.zeros(24, np.int32), "another")
     with pytest.raises(ValueError, match=r"24 ids \(tokenizer another\) but the model has 259 "):
-        specjax.Decoder(model, drafting=specjax.Lookup(bigram=other))
+        specjax.Decoder(model, drafting=specjax.drafting.Lookup(bigram=other))
     # An embedding with more rows than the tokenizer has ids is the same vocabulary.
     mark = ByteTokenizer().fingerprint
     assert load_bigram(out).table("it", mark, 300)[259:].tolist() == [-1] * 41

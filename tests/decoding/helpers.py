@@ -16,7 +16,7 @@ def begin(method, params, inputs, input_lengths, *, max_new, max_length=None, **
 
 def pair(verifier, drafter, rule=None, stopping=()):
     """Parameters of a pair with a neural drafter."""
-    small = drafting.NeuralDrafterParams(drafter, stopping)
+    small = drafting.chain.ChainParams(drafter, stopping)
     return decoding.MethodParams(verifier, small, rules.Lossless() if rule is None else rule)
 
 

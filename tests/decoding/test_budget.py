@@ -73,12 +73,12 @@ def chances(row, budget, **kind):
 
 def enumerated(verification="Block", policy=None):
     """The laws of the rows, and for each text the state in which it ended."""
-    drafter = drafting.NeuralDrafter(MODEL, 2, *([] if policy is None else [policy]))
+    drafter = drafting.Chain(MODEL, 2, *([] if policy is None else [policy]))
     loop = decoding.Speculative(MODEL, drafter, VERIFICATIONS[verification], eos_ids=(EOS,))
     texts = laws.Texts(loop, log_probs=True)
     rule = rules.Budgeted(RULE, np.float32(BUDGETS))
     of_loop = [row if loop.min_draft == 0 else row._replace(draft_limit=None) for row in ROWS]
-    given = decoding.MethodParams(laws.P, drafting.NeuralDrafterParams(laws.A), rule)
+    given = decoding.MethodParams(laws.P, drafting.chain.ChainParams(laws.A), rule)
     return texts(given, of_loop), texts.ends
 
 
@@ -155,8 +155,6 @@ def test_sequential_cascades_and_nested_rounds_refuse_a_budget():
         with pytest.raises(ValueError, match="rule must be like rules") as told:
             kind(verifier=MODEL, drafter=MODEL).check_rule(held)
         assert "\n" not in str(told.value)
-    nested = decoding.Round(
-        MODEL, drafting.NeuralDrafter(MODEL, 2), VERIFICATIONS["Block"], nested=True
-    )
+    nested = decoding.Round(MODEL, drafting.Chain(MODEL, 2), VERIFICATIONS["Block"], nested=True)
     with pytest.raises(ValueError, match="rule must not have a carry in a round inside a cascade"):
         nested.check_rule(held)

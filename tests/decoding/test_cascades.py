@@ -518,9 +518,9 @@ def test_bad_parts_are_named():
     with pytest.raises(ValueError, match=r"drafter must be like models\..*, got 3"):
         decoding.SequenceCascade(verifier=MODEL, drafter=3)
     with pytest.raises(ValueError, match=r"verifier must be like models\..*, got 3"):
-        decoding.Speculative(3, drafting.NeuralDrafter(MODEL, 2))
+        decoding.Speculative(3, drafting.Chain(MODEL, 2))
     with pytest.raises(ValueError, match=r"model must be like models\..*, got 3"):
-        drafting.NeuralDrafter(3, 2)
+        drafting.Chain(3, 2)
     token, bild, oracle, sequence = (CASES[n][0] for n in ("token", "bild", "oracle", "sequence"))
     with pytest.raises(ValueError, match="rule must read only the drafter, got Diff, which reads"):
         token.check_rule(rules.Diff(0.1))

@@ -53,13 +53,13 @@ class Program(NamedTuple):
 def program(name, family="t5_v1_1"):
     model = model_from_config(CONFIGS[family])
     params, both = random_params(model), {"verifier": model, "drafter": model}
-    early = drafting.NeuralDrafter(model, 4, AfterTokenOne())
+    early = drafting.Chain(model, 4, AfterTokenOne())
     held = rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0))
     table, rule = jnp.zeros((VOCAB, VOCAB)), rules.OPT(0.1)
     method, given = {
         "alone": lambda: (decoding.Autoregressive(model), alone(params)),
         "both": lambda: (
-            decoding.Speculative(model, drafting.NeuralDrafter(model, 4)),
+            decoding.Speculative(model, drafting.Chain(model, 4)),
             pair(params, params, rule),
         ),
         "widths": lambda: (decoding.Speculative(model, early), pair(params, params, rule)),
@@ -128,7 +128,7 @@ def test_the_state_is_donated():
 def test_the_verifiers_own_log_probabilities_cost_nothing_unless_requested(rule):
     size, longest = 4096, 3
     model = TabularModel(size, 0)
-    loop = decoding.Speculative(model, drafting.NeuralDrafter(model, longest))
+    loop = decoding.Speculative(model, drafting.Chain(model, longest))
     given = pair(jnp.zeros((1, size)), jnp.zeros((1, size)), rule)
     batch = PromptBatch(
         np.ones((ROWS, PROMPT), np.int32),

@@ -60,7 +60,7 @@ def outputs(state):
 
 
 # G = 3, so that carry-overs nest.
-CHAIN = drafting.NeuralDrafter(laws.MODEL, 3)
+CHAIN = drafting.Chain(laws.MODEL, 3)
 
 
 def by_committed(state):
@@ -70,7 +70,7 @@ def by_committed(state):
     return state._replace(draft_limits=limits)
 
 
-class Peeking(drafting.NeuralDrafter):
+class Peeking(drafting.Chain):
     """The control: it drops a drafted token because of its value."""
 
     def propose(self, params, state, inputs, **options):
@@ -82,8 +82,8 @@ class Peeking(drafting.NeuralDrafter):
 # Name -> the drafter, and options of the method and of `Texts`.
 LOOPS = {
     "fixed": (CHAIN, {}, {}),
-    "stops": (drafting.NeuralDrafter(laws.MODEL, 3, AfterTokenOne()), {}, {}),
-    "catches up": (drafting.NeuralDrafter(laws.MODEL, 2, catches_up=True), {}, {}),
+    "stops": (drafting.Chain(laws.MODEL, 3, AfterTokenOne()), {}, {}),
+    "catches up": (drafting.Chain(laws.MODEL, 2, catches_up=True), {}, {}),
     "limits": (CHAIN, {"widths": (1, 2, 4)}, {"between": by_committed}),
     "peeks": (Peeking(laws.MODEL, 3), {}, {}),
 }
@@ -112,7 +112,7 @@ def farthest(loop, name, names):
     texts = laws.Texts(method, **of_texts)
     both = list(itertools.product(ROWS, names))
     rule = RULES[names[0]] if len(names) == 1 else laws.OneOf.by_row([name for _, name in both])
-    params = decoding.MethodParams(laws.P, drafting.NeuralDrafterParams(laws.A), rule)
+    params = decoding.MethodParams(laws.P, drafting.chain.ChainParams(laws.A), rule)
     found = texts(params, [row for row, _ in both])
     wanted = [laws.law_of(laws.target(RULES[name], row), row) for row, name in both]
     return max(map(laws.distance, found, wanted)), texts, found
@@ -147,7 +147,7 @@ SOME = variants(VERIFICATIONS, "Block")
 def test_the_law_with_keys_of_its_own(name):
     """Nothing is put in the place of the draws."""
     loop = decoding.Speculative(
-        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
+        MODEL, drafting.Chain(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
     )
     texts = outputs(sample(loop, RULES["Lossless"], COPIES))
     for row in range(3):
@@ -261,7 +261,7 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
             }
         return {key: float(mass.sum()) for key, mass in joint.items()}
 
-    loop = decoding.Speculative(model, drafting.NeuralDrafter(model, 2), VERIFICATIONS[name])
+    loop = decoding.Speculative(model, drafting.Chain(model, 2), VERIFICATIONS[name])
     params = pair(*tables)
     state = begin(
         loop,
@@ -284,7 +284,7 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
 @pytest.mark.parametrize("name", SOME)
 def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
     loop = decoding.Speculative(
-        MODEL, drafting.NeuralDrafter(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
+        MODEL, drafting.Chain(MODEL, 3), VERIFICATIONS[name], eos_ids=(EOS,)
     )
     rule = RULES["TokenV3"]
     whole = sample(loop, rule, 8)
@@ -314,7 +314,7 @@ def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
 
 
 def test_the_drafter_as_verifier_accepts_everything_and_totals_add_up():
-    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), verification.Block())
+    loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 3), verification.Block())
     params = pair(PARAMS[0], PARAMS[0])
     state = begin(
         loop,
@@ -343,7 +343,7 @@ def test_the_drafter_as_verifier_accepts_everything_and_totals_add_up():
 
 
 def test_refilled_slots_decode_as_fresh_rows():
-    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), eos_ids=(EOS,))
+    loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 2), eos_ids=(EOS,))
     params, rule = pair(*PARAMS), RULES["Diff"]
 
     def init(ids):
@@ -373,7 +373,7 @@ def test_refilled_slots_decode_as_fresh_rows():
 def test_a_sweep_compiles_once():
     from specjax.decoding.method import jitted_run
 
-    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 1), eos_ids=(EOS,))
+    loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 1), eos_ids=(EOS,))
     sample(loop, rules.OPT(0.0), 1)
     before = jitted_run().num_programs()
     for strength in np.linspace(0, 1, 5):
@@ -384,20 +384,20 @@ def test_a_sweep_compiles_once():
 def test_parts_that_do_not_fit_are_refused():
     other = testing.TabularModel(V + 1, 1)
     with pytest.raises(ValueError, match="drafter's vocabulary has 4 tokens, the verifier's 3"):
-        decoding.Speculative(MODEL, drafting.NeuralDrafter(other, 2))
+        decoding.Speculative(MODEL, drafting.Chain(other, 2))
     with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 0"):
-        drafting.NeuralDrafter(MODEL, 0)
+        drafting.Chain(MODEL, 0)
 
 
 def test_greedy_block_refuses_drafts_that_stop_early():
-    drafter = drafting.NeuralDrafter(MODEL, 3, AfterTokenOne())
-    with pytest.raises(ValueError, match="NeuralDrafter has fixed_length=False"):
+    drafter = drafting.Chain(MODEL, 3, AfterTokenOne())
+    with pytest.raises(ValueError, match="Chain has fixed_length=False"):
         decoding.Speculative(MODEL, drafter, verification.GreedyBlock())
 
 
 def test_greedy_block_refuses_draft_limits():
     loop = decoding.Speculative(
-        MODEL, drafting.NeuralDrafter(MODEL, 3), verification.GreedyBlock(), eos_ids=(EOS,)
+        MODEL, drafting.Chain(MODEL, 3), verification.GreedyBlock(), eos_ids=(EOS,)
     )
     start = functools.partial(begin, loop, pair(*PARAMS), PROMPTS, LENGTHS, ids=np.arange(3))
     with pytest.raises(ValueError, match=r"draft_limits must lie in \[3, 3\], got 0 in row 1"):
@@ -406,7 +406,7 @@ def test_greedy_block_refuses_draft_limits():
 
 
 def test_a_finished_row_makes_no_passes():
-    loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), eos_ids=())
+    loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 3), eos_ids=())
     params = pair(*PARAMS)
 
     def calls(limits):
@@ -475,14 +475,14 @@ def test_bad_input_is_named_before_any_work(change, message, alone):
         if "max_length" in change:
             arguments["max_length"], message = 7, "max_length must be at least 8, got 7"
     else:
-        loop = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2))
+        loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 2))
         params = pair(*PARAMS)
     with pytest.raises(ValueError, match=message):
         begin(loop, params, **arguments)
 
 
 def test_parts_of_a_wrong_kind_are_named():
-    drafter = drafting.NeuralDrafter(MODEL, 2)
+    drafter = drafting.Chain(MODEL, 2)
     with pytest.raises(ValueError, match="eos_ids must be a tuple of token ids"):
         decoding.Speculative(MODEL, drafter, eos_ids=[2])
     with pytest.raises(ValueError, match=r"eos_ids must lie in \[0, 2\], got 3"):
@@ -490,7 +490,7 @@ def test_parts_of_a_wrong_kind_are_named():
     with pytest.raises(ValueError, match=r"verification must be an instance, got the class Block"):
         decoding.Speculative(MODEL, drafter, verification.Block)
     with pytest.raises(ValueError, match="max_draft must be a whole number of at least 1, got 2.0"):
-        drafting.NeuralDrafter(MODEL, 2.0)
+        drafting.Chain(MODEL, 2.0)
     loop = decoding.Speculative(MODEL, drafter)
     start = functools.partial(begin, loop, inputs=PROMPTS, input_lengths=LENGTHS, ids=np.arange(3))
     with pytest.raises(ValueError, match="rule must be an instance, got the class OPT"):

@@ -141,6 +141,6 @@ def test_such_drafters_stand_before_the_verifier_alone():
     with pytest.raises(
         ValueError, match="FromHidden reads the verifier's hidden states: it cannot"
     ):
-        drafting.VerticalCascade(FromHidden(), MODEL, 3)
+        drafting.cascades.VerticalCascade(FromHidden(), MODEL, 3)
     with pytest.raises(ValueError, match="FromHidden reads the verifier's hidden states"):
-        drafting.HorizontalCascade((drafting.NeuralDrafter(MODEL, 1), FromHidden()))
+        drafting.cascades.HorizontalCascade((drafting.Chain(MODEL, 1), FromHidden()))

@@ -25,7 +25,7 @@ def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     """Greedy, the drafter being the verifier: every draft token must be accepted."""
     model, params = tiny(family)[:2]
     model = dataclasses.replace(model, rollback=4)  # the least that serves
-    method = decoding.Speculative(model, drafting.NeuralDrafter(model, 3))
+    method = decoding.Speculative(model, drafting.Chain(model, 3))
     given = pair(params, params)
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
@@ -60,7 +60,7 @@ def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
 def test_an_overshoot_is_cut_back():
     """A round of which fewer tokens are committed leaves a state like one that emitted no more."""
     model = whole.MODEL
-    one = decoding.Round(model, drafting.NeuralDrafter(model, 3), VERIFICATIONS["Block"])
+    one = decoding.Round(model, drafting.Chain(model, 3), VERIFICATIONS["Block"])
     params = pair(whole.PARAMS[0], whole.PARAMS[0])
     inputs = jnp.asarray(whole.PROMPTS)
     state = one.prefill(params, Prompts(inputs, jnp.asarray(whole.LENGTHS)), 16)
@@ -92,7 +92,7 @@ def test_an_overshoot_is_cut_back():
 def test_the_cache_must_hold_the_prompt_of_every_model():
     """A T5 takes one position of its decoder's cache, a Llama one for each token."""
     (large, large_params), (small, small_params) = (tiny(name)[:2] for name in ("t5_v1_1", "llama"))
-    method = decoding.Speculative(large, drafting.NeuralDrafter(small, 2))
+    method = decoding.Speculative(large, drafting.Chain(small, 2))
     params = pair(large_params, small_params)
     prompts = PromptBatch(np.full((1, 9), 5, np.int32), np.array([9]), np.array([0]), np.array([4]))
     assert method.cache_length(9, 0, 4) == 9 + 4 + 3
@@ -108,7 +108,7 @@ def test_the_cache_must_hold_the_prompt_of_every_model():
 def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
     """More is committed than it emitted: its next distributions are those after all of that."""
     model = whole.MODEL
-    drafter = drafting.NeuralDrafter(model, 2)
+    drafter = drafting.Chain(model, 2)
     one = decoding.Round(model, drafter, VERIFICATIONS["Token"], nested=True)
     params = pair(*whole.PARAMS)
     inputs, lengths = jnp.asarray(whole.PROMPTS), jnp.asarray(whole.LENGTHS)
@@ -146,7 +146,7 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
 def test_who_catches_up_writes_the_same_in_fewer_passes(rule_name):
     rounds = {}
     for catches_up in (False, True):
-        drafter = drafting.NeuralDrafter(whole.MODEL, 3, catches_up=catches_up)
+        drafter = drafting.Chain(whole.MODEL, 3, catches_up=catches_up)
         method = decoding.Speculative(whole.MODEL, drafter)
         params = pair(whole.PARAMS[0], whole.PARAMS[0], RULES[rule_name])
         prompts = PromptBatch(whole.PROMPTS, whole.LENGTHS, ids=np.arange(3), limits=np.full(3, 14))
@@ -163,8 +163,8 @@ def test_who_catches_up_writes_the_same_in_fewer_passes(rule_name):
 @pytest.mark.parametrize("catches_up", [False, True])
 def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
     t, one = tiny("llama"), jnp.ones((1,), jnp.int32)
-    drafter = drafting.NeuralDrafter(t.model, 3, catches_up=catches_up)
-    params = drafting.NeuralDrafterParams(t.params)
+    drafter = drafting.Chain(t.model, 3, catches_up=catches_up)
+    params = drafting.chain.ChainParams(t.params)
 
     @quick_jit
     def bonus_after(params):
@@ -187,8 +187,8 @@ def test_what_is_read_of_a_row_that_lags_does_not_count(family):
     t, drafted, rounds = tiny(family), 2, 6
     # Rows that lag, beside others that draft, are read in the same passes.
     model = dataclasses.replace(t.model, rollback=drafted + 1)
-    drafter = drafting.NeuralDrafter(model, drafted)
-    params = drafting.NeuralDrafterParams(t.params)
+    drafter = drafting.Chain(model, drafted)
+    params = drafting.chain.ChainParams(t.params)
     rng, counts = np.random.default_rng(0), np.array([drafted, drafted + 1], np.int32)
     text = rng.integers(3, 48, 3 + rounds * counts[1]).astype(np.int32)
     uniforms = jnp.full((2, drafter.num_uniforms), 0.5, jnp.float32)

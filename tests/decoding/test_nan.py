@@ -40,7 +40,7 @@ def _run(method, params, temperature, limits=None):
 @pytest.mark.parametrize("name", VERIFICATIONS)
 @pytest.mark.parametrize("where", ["verifier", "drafter"])
 def test_a_row_ends_where_a_model_gives_nan(where, name, temperature):
-    method = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2), VERIFICATIONS[name])
+    method = decoding.Speculative(MODEL, drafting.Chain(MODEL, 2), VERIFICATIONS[name])
     # Clean rows never come to token 1.
     safe, bad = CLEAN.copy(), BAD.copy()
     safe[[0, 2, 3, 4], 1] = bad[[0, 2, 3, 4], 1] = -np.inf
@@ -59,7 +59,7 @@ def test_one_model_alone_and_a_rule_are_named():
     state = _run(method, alone(jnp.asarray(table)), 1.0)
     np.testing.assert_array_equal(state.lengths, [5, 0, 5])
     assert method.nan_sources[int(state.info.nan_in[1])] == "verifier"
-    method = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 2))
+    method = decoding.Speculative(MODEL, drafting.Chain(MODEL, 2))
     sure = CLEAN.copy()
     sure[2, 1] = 50.0
     state = _run(method, pair(jnp.asarray(sure), jnp.asarray(sure), NanAfterOne()), 1.0)

@@ -146,11 +146,11 @@ def laws_after(table, prompt, changes):
 
 
 def neural(name="drafter", longest=2, stopping=None):
-    return drafting.NeuralDrafter(MODEL, longest, stopping or drafting.FixedLength(), name=name)
+    return drafting.Chain(MODEL, longest, stopping or drafting.FixedLength(), name=name)
 
 
 def own(table, stopping=()):
-    return drafting.NeuralDrafterParams(table, stopping)
+    return drafting.chain.ChainParams(table, stopping)
 
 
 STOPS, THRESHOLD = drafting.Confidence(0.5).bind(None)
@@ -160,11 +160,11 @@ DRAFTERS = {
     "unprocessed": (neural(), own(Q)),
     "stopped": (neural(stopping=STOPS), own(Q, THRESHOLD)),
     "vertical": (
-        drafting.VerticalCascade(neural("small", 1), MODEL, 2),
-        drafting.VerticalCascadeParams(Q, own(R)),
+        drafting.cascades.VerticalCascade(neural("small", 1), MODEL, 2),
+        drafting.cascades.VerticalCascadeParams(Q, own(R)),
     ),
     "horizontal": (
-        drafting.HorizontalCascade((neural("a", 1), neural("b", 1))),
+        drafting.cascades.HorizontalCascade((neural("a", 1), neural("b", 1))),
         (own(Q), own(Q)),
     ),
 }

@@ -46,40 +46,40 @@ def pair(rollback=3):
 
 def plain(**options):
     large, p, small, q = pair()
-    return large, p, drafting.NeuralDrafter(small, 2, **options), drafting.NeuralDrafterParams(q)
+    return large, p, drafting.Chain(small, 2, **options), drafting.chain.ChainParams(q)
 
 
 def tabular_drafter():
     large, p, _, _ = pair()
-    return large, p, drafting.NeuralDrafter(laws.MODEL, 2), drafting.NeuralDrafterParams(laws.A)
+    return large, p, drafting.Chain(laws.MODEL, 2), drafting.chain.ChainParams(laws.A)
 
 
 def recurrent_drafter():
     _, _, small, q = pair()
-    return laws.MODEL, laws.P, drafting.NeuralDrafter(small, 2), drafting.NeuralDrafterParams(q)
+    return laws.MODEL, laws.P, drafting.Chain(small, 2), drafting.chain.ChainParams(q)
 
 
 def lookup_first():
     large, p, small, q = pair()
-    lookup, neural = drafting.LookupDrafter(laws.V, 1), drafting.NeuralDrafter(small, 1)
-    drafter = drafting.LookupFirst(lookup, neural, min_match=1)
-    return large, p, drafter, ((), drafting.NeuralDrafterParams(q))
+    lookup, neural = drafting.Lookup(max_copy=1, vocab_size=laws.V), drafting.Chain(small, 1)
+    drafter = drafting.lookup.LookupFirst(lookup, neural, min_match=1)
+    return large, p, drafter, ((), drafting.chain.ChainParams(q))
 
 
 def vertical():
     large, p, small, q = pair(6)
-    below = drafting.NeuralDrafter(small, 1)
-    drafter = drafting.VerticalCascade(below, network(6, 3)[0], 2)
-    own = drafting.VerticalCascadeParams(network(6, 3)[1], drafting.NeuralDrafterParams(q))
+    below = drafting.Chain(small, 1)
+    drafter = drafting.cascades.VerticalCascade(below, network(6, 3)[0], 2)
+    own = drafting.cascades.VerticalCascadeParams(network(6, 3)[1], drafting.chain.ChainParams(q))
     return large, p, drafter, own
 
 
 def horizontal():
     large, p, small, q = pair()
-    first = drafting.NeuralDrafter(small, 1, name="first")
-    second = drafting.NeuralDrafter(network(3, 3)[0], 1, name="second")
-    own = (drafting.NeuralDrafterParams(q), drafting.NeuralDrafterParams(network(3, 3)[1]))
-    return large, p, drafting.HorizontalCascade((first, second)), own
+    first = drafting.Chain(small, 1, name="first")
+    second = drafting.Chain(network(3, 3)[0], 1, name="second")
+    own = (drafting.chain.ChainParams(q), drafting.chain.ChainParams(network(3, 3)[1]))
+    return large, p, drafting.cascades.HorizontalCascade((first, second)), own
 
 
 CASES = {

@@ -10,7 +10,7 @@ from tests.decoding.helpers import pair
 
 MODEL = testing.TabularModel(5, 2)
 TABLES = [jnp.asarray(testing.random_table(seed, 5, 2, scale=1.5)) for seed in (1, 2)]
-METHOD = decoding.Speculative(MODEL, drafting.NeuralDrafter(MODEL, 3), eos_ids=(4,))
+METHOD = decoding.Speculative(MODEL, drafting.Chain(MODEL, 3), eos_ids=(4,))
 PARAMS = pair(*TABLES, rules.OPT(0.2))
 SIZES = {"max_new": 6, "max_length": 16}
 

@@ -123,7 +123,7 @@ def test_parts_that_read_no_trees_are_refused():
     with pytest.raises(
         ValueError, match="Likeliest drafts trees: it cannot draft for an inner round"
     ):
-        drafting.VerticalCascade(tree, MODEL, 3, verification=Walk())
+        drafting.cascades.VerticalCascade(tree, MODEL, 3, verification=Walk())
 
     @dataclasses.dataclass(frozen=True)
     class Chains(testing.TabularModel):
@@ -134,7 +134,7 @@ def test_parts_that_read_no_trees_are_refused():
     method = decoding.Speculative(MODEL, tree, Walk())
     with pytest.raises(ValueError, match="rule must not have a carry in a round over trees"):
         method.check_rule(rules.Budgeted(rules.OPT(0.1), 0.1))
-    chain = drafting.NeuralDrafter(MODEL, 2)
+    chain = drafting.Chain(MODEL, 2)
     assert decoding.Speculative(MODEL, chain, verification.Token()).max_draft == 2
 
 

@@ -33,7 +33,7 @@ def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature
     """The joint law of the first N tokens of all rows.
 
     Args:
-      drafter: a `NeuralDrafter` of a `TabularModel`.
+      drafter: a `Chain` of a `TabularModel`.
       params: its parameters.
       verification: without a carry.
       q: `[B, P, V]`, its distributions after every continuation of each row's prompt.

@@ -88,28 +88,22 @@ def agreement(text, at):
 
 
 WRONG = [
-    (lambda: drafting.BranchesDrafter([ONE, TWO]), ValueError, "drafters must be a tuple"),
-    (lambda: drafting.BranchesDrafter((ONE,)), ValueError, "drafters must be at least two, got 1"),
-    (lambda: drafting.BranchesDrafter((ONE, 3)), ValueError, r"drafters\[1\] must be like"),
+    (lambda: drafting.Branches((ONE,)), ValueError, "parts must be a tuple of at least two"),
+    (lambda: drafting.Branches((ONE, 3)), ValueError, "parts must be a tuple of at least two"),
     (
-        lambda: side_by_side(ONE, ONE),
-        ValueError,
-        "two drafters of BranchesDrafter have the name 'a'",
-    ),
-    (
-        lambda: side_by_side(ONE, drafting.LookupDrafter(V + 1, 2)),
+        lambda: side_by_side(ONE, drafting.Lookup(max_copy=2, vocab_size=V + 1)),
         ValueError,
         r"must have the same vocabulary, got sizes \[3, 4\]",
     ),
-    (lambda: drafting.LookupTreeDrafter(ONE, 2), AssertionError, "lookup must be a LookupDrafter"),
+    (lambda: drafting.lookup.LookupTree(ONE, 2), AssertionError, "lookup must be a Lookup"),
     (
-        lambda: drafting.LookupTreeDrafter(COPIES, 0),
+        lambda: drafting.lookup.LookupTree(COPIES, 0),
         ValueError,
         "copies must be a whole number of at least 1, got 0",
     ),
     (lambda: wide(ONE, 1), ValueError, "width must be a whole number of at least 2, got 1"),
     (lambda: wide(ONE, 4), ValueError, "width must be at most the number of tokens, 3, got 4"),
-    (lambda: wide(COPIES), ValueError, "LookupDrafter has no confidence, by which siblings"),
+    (lambda: wide(COPIES), ValueError, "Lookup has no confidence, by which siblings"),
     (lambda: wide(wide(ONE)), ValueError, "CaterpillarDrafter drafts trees: use it without"),
     (lambda: wide(3), ValueError, "drafter must be like"),
     (

@@ -12,6 +12,7 @@ from specjax import decoding, drafting, rules, sampling, testing, types
 from specjax.decoding.method import jitted_run
 from specjax.types import PromptBatch
 from tests.decoding import test_exact_law as whole
+from tests.drafting import binding
 from tests.models.tiny import tiny
 
 
@@ -65,11 +66,9 @@ def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, ru
     model, params = target(family)
     sizes = dict(zip(("middle", "small", "least"), (0.05, 0.2, 0.4), strict=True))
     names = list(sizes)[: len(matrix)]
-    drafter = drafting.cascade(matrix, dict.fromkeys(names, model))
-    own = {name: near(family, sizes[name]) for name in names}
-    given = decoding.MethodParams(
-        params, drafting.cascade_params(drafter, own, rules=rule), rules.Lossless()
-    )
+    named = {name: (model, near(family, sizes[name])) for name in names}
+    drafter, own = binding.cascade(matrix, named, rules=rule)
+    given = decoding.MethodParams(params, own, rules.Lossless())
     found = run(decoding.Speculative(model, drafter), given)
     alone = run(decoding.Autoregressive(model), decoding.MethodParams(params))
     np.testing.assert_array_equal(found.tokens, alone.tokens)
@@ -82,11 +81,11 @@ def test_nothing_below_the_verifier_changes_its_greedy_output(family, matrix, ru
 def test_models_that_agree_make_no_pass_to_catch_up():
     """All that was read and stands is found again, and each pass reads what it must."""
     model, params = whole.MODEL, whole.PARAMS[0]
-    low = drafting.NeuralDrafter(model, 2, name="low")
-    drafter = drafting.VerticalCascade(low, model, max_draft=5, name="middle")
+    low = drafting.Chain(model, 2, name="low")
+    drafter = drafting.cascades.VerticalCascade(low, model, max_draft=5, name="middle")
     given = decoding.MethodParams(
         params,
-        drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(params)),
+        drafting.cascades.VerticalCascadeParams(params, drafting.chain.ChainParams(params)),
         rules.Lossless(),
     )
     prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
@@ -102,9 +101,9 @@ def test_models_that_agree_make_no_pass_to_catch_up():
 def test_what_a_later_drafter_lacks_is_read_with_its_first_token():
     """Two tokens of each; the second one is told the first one's, and makes no pass for them."""
     model, params = whole.MODEL, whole.PARAMS[0]
-    both = tuple(drafting.NeuralDrafter(model, 2, name=name) for name in ("first", "second"))
-    drafter = drafting.HorizontalCascade(both)
-    own = (drafting.NeuralDrafterParams(params),) * 2
+    both = tuple(drafting.Chain(model, 2, name=name) for name in ("first", "second"))
+    drafter = drafting.cascades.HorizontalCascade(both)
+    own = (drafting.chain.ChainParams(params),) * 2
     given = decoding.MethodParams(params, own, rules.Lossless())
     prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
     found = run(decoding.Speculative(model, drafter), given, new=15, **prompts)
@@ -125,10 +124,10 @@ def test_a_row_ends_where_a_level_below_gives_nan():
     bad[1, 2] = np.nan
     safe, bad = jnp.asarray(safe), jnp.asarray(bad)
     model = testing.TabularModel(4, 1)
-    drafter = drafting.VerticalCascade(drafting.NeuralDrafter(model, 1, name="low"), model, 2)
+    drafter = drafting.cascades.VerticalCascade(drafting.Chain(model, 1, name="low"), model, 2)
     method = decoding.Speculative(model, drafter)
     for middle, low in ((bad, safe), (safe, bad)):
-        own = drafting.VerticalCascadeParams(middle, drafting.NeuralDrafterParams(low))
+        own = drafting.cascades.VerticalCascadeParams(middle, drafting.chain.ChainParams(low))
         state = run(
             method,
             decoding.MethodParams(safe, own, rules.Lossless()),
@@ -145,10 +144,8 @@ def test_a_row_ends_where_a_level_below_gives_nan():
 def test_no_cache_is_copied():
     """Not where a level is moved back, nor where a bonus is asked for at every level."""
     model, params = tiny("llama")[:2]
-    drafter = drafting.cascade([[2, 2], [0, 2]], {"middle": model, "small": model})
-    own = drafting.cascade_params(
-        drafter, {"middle": params, "small": params}, rules=drafting.lenience(2.0)
-    )
+    named = {"middle": (model, params), "small": (model, params)}
+    drafter, own = binding.cascade([[2, 2], [0, 2]], named, lenience=2.0)
     method = decoding.Speculative(model, drafter)
     given = decoding.MethodParams(params, own, rules.OPT(0.1))
     prompts = PromptBatch(
@@ -169,13 +166,15 @@ def test_a_learning_policy_below_learns_from_the_middle_model():
     """A drafter that is always right drafts longer, one that never is drafts nothing more."""
     model, params = tiny("llama")[:2]
     policy, numbers = drafting.Survival(drafting.OnlineEstimate(prior=0.5), 0.35).bind()
-    low = drafting.NeuralDrafter(model, 3, policy, name="low")
-    drafter = drafting.VerticalCascade(low, model, max_draft=4, name="middle")
+    low = drafting.Chain(model, 3, policy, name="low")
+    drafter = drafting.cascades.VerticalCascade(low, model, max_draft=4, name="middle")
     assert not drafter.traits.prefix_only
     method = decoding.Speculative(model, drafter)
 
     def passes(small):
-        own = drafting.VerticalCascadeParams(params, drafting.NeuralDrafterParams(small, numbers))
+        own = drafting.cascades.VerticalCascadeParams(
+            params, drafting.chain.ChainParams(small, numbers)
+        )
         state = run(method, decoding.MethodParams(params, own, rules.Lossless()), new=30)
         return {name: int(np.asarray(count).sum()) for name, count in state.info.calls.items()}
 
@@ -187,9 +186,9 @@ def test_a_learning_policy_below_learns_from_the_middle_model():
 def test_rows_of_several_drafters_share_the_passes_that_catch_up():
     """A whole block leaves the large drafter behind: it catches up in passes of all rows."""
     model, params = target("table")
-    parts = [drafting.NeuralDrafter(model, 1, name="large"), drafting.NeuralDrafter(model, 2)]
-    method = decoding.Speculative(model, drafting.HorizontalCascade(tuple(parts)))
-    own = tuple(drafting.NeuralDrafterParams(near("table", noise)) for noise in (0.1, 0.3))
+    parts = [drafting.Chain(model, 1, name="large"), drafting.Chain(model, 2)]
+    method = decoding.Speculative(model, drafting.cascades.HorizontalCascade(tuple(parts)))
+    own = tuple(drafting.chain.ChainParams(near("table", noise)) for noise in (0.1, 0.3))
     given = decoding.MethodParams(params, own)
     inputs = np.random.default_rng(0).integers(3, 40, (3, 5)).astype(np.int32)
     lengths = np.array([5, 2, 4], np.int32)
@@ -202,5 +201,5 @@ def test_rows_of_several_drafters_share_the_passes_that_catch_up():
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
         differ |= int(alone.info.calls["large"][0]) != int(together.info.calls["large"][row])
     assert differ and not method.independent_rows
-    single = drafting.HorizontalCascade(tuple(parts[:1]))
+    single = drafting.cascades.HorizontalCascade(tuple(parts[:1]))
     assert decoding.Speculative(model, single).independent_rows

@@ -15,6 +15,7 @@ import pytest
 import specjax
 from specjax import decoding, drafting, rules, sampling, testing, types, verification
 from tests import tiny_pair
+from tests.drafting import binding
 from tests.laws import Law
 from tests.variants import variants
 
@@ -54,7 +55,7 @@ def known(which, vocab, temperature):
 
 
 def neural(which, vocab, count):
-    return drafting.NeuralDrafter(model(vocab), count, name=f"d{which}")
+    return drafting.Chain(model(vocab), count, name=f"d{which}")
 
 
 class Tree(NamedTuple):
@@ -72,8 +73,8 @@ TWO, THREE = Tree(2, Tree(0)), Tree(3, Tree(2, Tree(0)))
 
 def own_params(tree, vocab, given):
     if tree.below is None:
-        return drafting.NeuralDrafterParams(table(tree.which, vocab))
-    return drafting.VerticalCascadeParams(
+        return drafting.chain.ChainParams(table(tree.which, vocab))
+    return drafting.cascades.VerticalCascadeParams(
         table(tree.which, vocab), own_params(tree.below, vocab, given), given[tree.rule]
     )
 
@@ -102,7 +103,7 @@ def vertical(tree, vocab, counts, inner, **settings):
         return neural(tree.which, vocab, counts[0])
     below = vertical(tree.below, vocab, counts[1:], inner)
     own = {"max_draft": counts[0]} if isinstance(counts[0], int) else counts[0]
-    return drafting.VerticalCascade(
+    return drafting.cascades.VerticalCascade(
         below, model(vocab), verification=VERIFICATIONS[inner], name=f"d{tree.which}", **own
     )
 
@@ -220,7 +221,7 @@ class ClaimsTheModel(decoding.Round):
         return outcome._replace(probs=outcome.confidences)
 
 
-class Wrong(drafting.VerticalCascade):
+class Wrong(drafting.cascades.VerticalCascade):
     @property
     def _round(self):
         right = super()._round
@@ -246,23 +247,23 @@ def tables(vocab, *which):
     return {f"d{i}": table(i, vocab) for i in which}
 
 
-class NoConfidence(drafting.NeuralDrafter):
+class NoConfidence(drafting.Chain):
     has_confidence = False
 
 
 def test_rules_that_read_a_confidence_need_one_of_every_position():
     counted = NoConfidence(model(2), 1, name="d1")
-    both = drafting.HorizontalCascade((neural(0, 2, 1), counted))
+    both = drafting.cascades.HorizontalCascade((neural(0, 2, 1), counted))
     assert not both.has_confidence
     with pytest.raises(ValueError, match="Chow reads the drafter's confidence, but Horizontal"):
         decoding.Round(model(2), both, verification.Token()).check_rule(rules.Chow(0.1))
     # What a model has reviewed has the model's; the rule inside has none to read.
-    above = drafting.VerticalCascade(counted, model(2), 2)
+    above = drafting.cascades.VerticalCascade(counted, model(2), 2)
     assert above.has_confidence
     one_round = decoding.Round(model(2), above, verification.Token())
     one_round.check_rule(rules.Chow(0.1))
-    low = drafting.NeuralDrafterParams(table(0, 2))
-    own = drafting.VerticalCascadeParams(table(2, 2), low, rules.Chow(0.1))
+    low = drafting.chain.ChainParams(table(0, 2))
+    own = drafting.cascades.VerticalCascadeParams(table(2, 2), low, rules.Chow(0.1))
     given = decoding.MethodParams(table(VERIFIER, 2), own, rules.Lossless())
     state = jax.eval_shape(
         lambda: one_round.prefill(
@@ -281,7 +282,7 @@ def test_rules_that_read_a_confidence_need_one_of_every_position():
         )
 
 
-class KeepsAll(drafting.NeuralDrafter):
+class KeepsAll(drafting.Chain):
     """As a drafter of one's own is moved back: its whole state is kept."""
 
     mark = types.Drafter.mark
@@ -291,15 +292,13 @@ class KeepsAll(drafting.NeuralDrafter):
 @pytest.mark.exhaustive
 def test_a_drafter_that_knows_nothing_of_marks_is_moved_back():
     low = KeepsAll(model(2), 2, name="d0")
-    drafter = drafting.VerticalCascade(low, model(2), max_draft=3, min_draft=2, name="d2")
+    drafter = drafting.cascades.VerticalCascade(low, model(2), max_draft=3, min_draft=2, name="d2")
     assert distance(TWO, drafter, "block", inner=rules.Lossy(0.6)) < 1e-5
 
 
 def test_every_array_of_a_state_has_its_axes():
-    drafter = drafting.cascade(
-        [[1, 0, 1], [0, 1, 1], [0, 0, 0]], {f"d{i}": model(2) for i in range(3)}
-    )
-    params = drafting.cascade_params(drafter, tables(2, 0, 1, 2))
+    named = {name: (model(2), own) for name, own in tables(2, 0, 1, 2).items()}
+    drafter, params = binding.cascade([[1, 0, 1], [0, 1, 1], [0, 0, 0]], named)
     prompts = types.Prompts(
         jax.ShapeDtypeStruct((3, 4), jnp.int32), jax.ShapeDtypeStruct((3,), jnp.int32)
     )
@@ -332,39 +331,23 @@ BAD = [
 def test_bad_vertical_cascades_are_refused(change, message):
     given = {"drafter": neural(0, 2, 1), "reviewer": model(2), "max_draft": 3} | change
     with pytest.raises(ValueError, match=message):
-        drafting.VerticalCascade(**given)
-
-
-def test_parameters_for_models_that_are_not_there_are_refused():
-    drafter = drafting.cascade([[1, 1], [0, 2]], {"d2": model(2), "d0": model(2)})
-    given = tables(2, 2, 0)
-    for options, message in (
-        ({"rules": {"d3": rules.Lossy(0.5)}}, "rules has an entry 'd3', but its names are d2: cor"),
-        ({"rules": {"d0": rules.Lossy(0.5)}}, "rules has an entry 'd0'"),
-        ({"stopping": {"d2": ()}}, "stopping has an entry 'd2', but its names are d0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            drafting.cascade_params(drafter, given, **options)
-    made = drafting.cascade_params(drafter, given, rules={"d2": rules.Lossy(0.5)})
-    assert isinstance(made[0].rule, rules.Lossy)
+        drafting.cascades.VerticalCascade(**given)
 
 
 def test_bad_parts_of_cascades_are_refused():
-    with pytest.raises(ValueError, match="drafter must be like drafting.NeuralDrafter"):
-        drafting.VerticalCascade(model(2), model(2), 3)
+    with pytest.raises(ValueError, match="drafter must be like drafting.Chain"):
+        drafting.cascades.VerticalCascade(model(2), model(2), 3)
     with pytest.raises(ValueError, match="verifier must be like .*it has no"):
-        drafting.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
+        drafting.cascades.VerticalCascade(neural(0, 2, 1), neural(1, 2, 1), 3)
     with pytest.raises(ValueError, match="drafters must be a tuple of at least one drafter, got "):
-        drafting.HorizontalCascade([neural(0, 2, 1)])
+        drafting.cascades.HorizontalCascade([neural(0, 2, 1)])
     pair = (neural(0, 2, 1), neural(1, 2, 2))
     for counts in ((1,), (1, 3), (0, 1), 2):
         with pytest.raises(ValueError, match=r"counts must be a tuple of numbers .*\[1, 2]"):
-            drafting.HorizontalCascade(pair, counts)
+            drafting.cascades.HorizontalCascade(pair, counts)
     with pytest.raises(ValueError, match=r"have the same vocabulary, got sizes \[2, 3\]"):
-        drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))
-    with pytest.raises(ValueError, match="HorizontalCascade have the name 'd0': give each"):
-        drafting.HorizontalCascade((neural(0, 2, 1), neural(0, 2, 2)))
-    both = drafting.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
+        drafting.cascades.HorizontalCascade((neural(0, 2, 1), neural(1, 3, 1)))
+    both = drafting.cascades.HorizontalCascade((neural(0, 2, 1), neural(1, 2, 1)))
     with pytest.raises(ValueError, match="GreedyBlock is not exact with a drafter whose dist"):
         decoding.Round(model(2), both, verification.GreedyBlock())
 
@@ -381,7 +364,7 @@ MATRIX = [
 @pytest.mark.parametrize(("matrix", "message"), MATRIX)
 def test_bad_matrices_are_refused(matrix, message):
     with pytest.raises(ValueError, match=message):
-        drafting.cascade(matrix, {"d0": model(2), "d1": model(2)})
+        drafting.Cascade(matrix, ("d0", "d1"))
 
 
 @pytest.mark.parametrize("value", [0.5, 0.0, -1.0, np.inf, np.nan])
@@ -405,7 +388,5 @@ def test_the_page_runs(monkeypatch):
         exec(block, names)
     info = names["result"][0].info
     assert set(info.calls) == {"verifier", "drafter"} and info.calls["drafter"] > 0
-    drafter = names["drafter"]
-    # Two tokens and what an inner round of 10 adds, then 10.
-    assert drafter.max_draft == 2 + 10 + 10
-    assert drafter.model_names == ("middle", "small")
+    # Three tokens and what an inner round of 3 adds, then 2.
+    assert names["decoder"].method.drafter.max_draft == 3 + 3 + 2

@@ -18,6 +18,7 @@ from specjax.drafting import trees
 from specjax.types import ChildLaw
 from specjax.verification import traversal
 from tests import laws
+from tests.drafting import binding
 from tests.drafting.test_laws import (
     BY_A,
     CHAIN,
@@ -38,7 +39,7 @@ BUSH, TRAVERSAL = SHAPES["bush"], verification.Traversal()
 
 
 @dataclasses.dataclass(frozen=True)
-class Changed(drafting.TreeDrafter):
+class Changed(drafting.Tree):
     """Changes its blocks: `change` takes and returns a `DraftBlock`."""
 
     change: Any = lambda block: block
@@ -271,21 +272,23 @@ QUICK = [
 def test_a_wrong_tree_has_another_law(name, monkeypatch):
     control, row, far = CONTROLS[name], Row(limit=3), []
     control.patch(monkeypatch)
-    drafter = Changed(MODEL, control.tree, control.children, change=control.change)
+    drafter = binding.tree(
+        MODEL, control.tree, control.children, kind=Changed, change=control.change
+    )
     texts, rule = (
         laws.Texts(decoding.Speculative(MODEL, drafter, control.judge)),
         RULES[control.rule],
     )
     for seed in range(PAIRS):
         p, q = (jnp.asarray(testing.random_table(10 * seed + i, V, 2, scale=1.5)) for i in (3, 4))
-        given = decoding.MethodParams(p, drafting.NeuralDrafterParams(q), rule)
+        given = decoding.MethodParams(p, drafting.chain.ChainParams(q), rule)
         pi = laws.target(rule, row, verifier=p, drafter=q)
         far.append(laws.distance(texts(given, [row])[0], laws.law_of(pi, row, ends=())))
     print(f"{name}: mean {np.mean(far):.3f}, largest {max(far):.3f}")
     assert np.mean(far) > control.reference / 3
 
 
-class Mislabelled(drafting.CaterpillarDrafter):
+class Mislabelled(drafting.trees.CaterpillarDrafter):
     """Says that the siblings were drawn from q."""
 
     def propose(self, *args, **options):
@@ -293,7 +296,7 @@ class Mislabelled(drafting.CaterpillarDrafter):
         return block._replace(laws=jnp.full_like(block.laws, ChildLaw.DRAWN)), state
 
 
-class OneLaw(drafting.BranchesDrafter):
+class OneLaw(drafting.Branches):
     """Says that all children of the root were drawn by the first drafter."""
 
     def propose(self, *args, **options):
@@ -302,7 +305,7 @@ class OneLaw(drafting.BranchesDrafter):
         return block._replace(drawn_from=rows), state
 
 
-class Merged(drafting.BranchesDrafter):
+class Merged(drafting.Branches):
     """Leaves out the second of two equal tokens that were drawn."""
 
     def propose(self, *args, **options):
@@ -312,7 +315,7 @@ class Merged(drafting.BranchesDrafter):
         return block._replace(num_drafted=count), state
 
 
-class Softened(drafting.LookupDrafter):
+class Softened(drafting.Lookup):
     """Says that a copied token was drawn."""
 
     def propose(self, *args, **options):
@@ -320,7 +323,7 @@ class Softened(drafting.LookupDrafter):
         return block._replace(probs=0.6 * draft_probs(block, V) + 0.4 / V), state
 
 
-class Afterwards(drafting.LookupFirst):
+class Afterwards(drafting.lookup.LookupFirst):
     """The drafter's block stands where its first token is the copied one."""
 
     def propose(self, params, state, inputs, **options):
@@ -342,7 +345,7 @@ class Afterwards(drafting.LookupFirst):
         )
 
 
-class SharesOne(drafting.HorizontalCascade):
+class SharesOne(drafting.cascades.HorizontalCascade):
     """The wrong one: all positions say the distribution of the first drafter."""
 
     def propose(self, params, state, inputs, **options):
@@ -374,7 +377,7 @@ OTHERS = {
         0.001,
     ),
     "equal draws joined": (Merged((chain(1), CHAIN)), (OF_A, OF_A), TRAVERSAL, 0.001),
-    "copies that are drawn": (Softened(V, 3), (), verification.Token(), 0.001),
+    "copies that are drawn": (Softened(max_copy=3, vocab_size=V), (), verification.Token(), 0.001),
     "a drafter that is chosen by its draft": (
         Afterwards(COPIES, chain(1), min_match=2),
         ((), OF_A),
@@ -409,11 +412,11 @@ def test_a_child_is_judged_by_its_law_without_the_siblings_that_a_limit_cuts(
     if not kept:
         monkeypatch.setattr(trees, "_with_cut_siblings", lambda tree, parts: tree)
     model = testing.TabularModel(4, 0)
-    pair = drafting.TreeDrafter(model, drafting.k_ary(1, 2), "top+1")
-    drafter = side_by_side(pair, drafting.LookupDrafter(4, 2))
+    pair = drafting.Tree(1, 2, model=model)
+    drafter = side_by_side(pair, drafting.Lookup(max_copy=2, vocab_size=4))
     judges = {"Traversal": TRAVERSAL, "TopDown": verification.TopDown()}
     texts = laws.Texts(decoding.Speculative(model, drafter, judges[judge]))
-    own = drafting.NeuralDrafterParams(jnp.asarray(SECOND)), ()
+    own = drafting.chain.ChainParams(jnp.asarray(SECOND)), ()
     given = decoding.MethodParams(jnp.asarray(FIRST), own, RULES["Lossless"])
     (found,) = texts(given, [Row(limit=1, draft_limit=1)])
     emitted = [found.get((token,), 0.0) for token in range(4)]

@@ -63,8 +63,8 @@ def tables(num_tokens, temperature):
 def distance(policy, verify, rows, num_tokens, temperature=1.0, cut=None, drafter=None):
     """The total variation distance of the emitted law and the target's; and what `law` tells."""
     bound, own = policy.bind(HEAD)
-    drafter = drafter or drafting.NeuralDrafter(MODEL, G, bound)
-    params = drafting.NeuralDrafterParams(SMALL, own)
+    drafter = drafter or drafting.Chain(MODEL, G, bound)
+    params = drafting.chain.ChainParams(SMALL, own)
     q, p = (x[rows] for x in tables(num_tokens + G, temperature))
     found, varied = law(
         drafter, params, verify, q, p, PROMPTS[rows], num_tokens, temperature=temperature, cut=cut
@@ -103,7 +103,7 @@ def test_a_row_follows_the_target_over_many_rounds(policy, verify):
 
 def test_a_draft_may_end_with_the_text():
     bound = POLICIES["confidence"].bind(HEAD)[0]
-    drafter = drafting.NeuralDrafter(MODEL, G, bound, eos_ids=(1,))
+    drafter = drafting.Chain(MODEL, G, bound, eos_ids=(1,))
     found, varied = distance(
         POLICIES["confidence"], VERIFICATIONS["block"], [0, 1], 2, drafter=drafter
     )

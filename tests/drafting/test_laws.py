@@ -16,18 +16,20 @@ import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
 from specjax.drafting.trees import CHILDREN
+from tests.drafting import binding
 from tests.laws import EOS, MODEL, A, B, OneOf, P, Row, Texts, V, after, distance, law_of, target
 from tests.tables import RULES, targets
 from tests.variants import variants
 
 # It repeats itself, so that matches of all lengths occur.
 PROMPT = (0, 1, 1, 0, 2, 1, 0, 1)
-OF_A, OF_B = (drafting.NeuralDrafterParams(table) for table in (A, B))
-COPY, COPIES = (drafting.LookupDrafter(V, n) for n in (1, 2))
-CHAIN = drafting.NeuralDrafter(MODEL, 1, name="b")
+OF_A, OF_B = (drafting.chain.ChainParams(table) for table in (A, B))
+COPY, COPIES = (drafting.Lookup(max_copy=n, vocab_size=V) for n in (1, 2))
+COPYING = drafting.Lookup()  # the last of a cascade
+CHAIN = drafting.Chain(MODEL, 1, name="b")
 LENIENT = drafting.lenience(2.0)
-BY_A = drafting.VerticalCascadeParams(A, OF_B, LENIENT)
-COPIED_A = drafting.VerticalCascadeParams(A, (), LENIENT)
+BY_A = drafting.cascades.VerticalCascadeParams(A, OF_B, LENIENT)
+COPIED_A = drafting.cascades.VerticalCascadeParams(A, (), LENIENT)
 TABLES = {"a": A, "b": B, "c": jnp.asarray(testing.random_table(8, V, 2, scale=1.2, zeros=0.1))}
 BIGRAM = jnp.asarray(np.array([1, -1, 0], np.int32))
 # Contexts of two tokens, the last one first, say what the last one alone does not.
@@ -40,15 +42,15 @@ NGRAMS = drafting.Bigram(
 ).table("it", "mark", V)
 STOPS, THRESHOLD = drafting.Confidence(0.6).bind()
 SHAPES = {
-    "pair": drafting.k_ary(1, 2),
-    "bush": drafting.Topology((0, 0, 1, 1)),
-    "deep": drafting.Topology((0, 0, 1, 3)),
-    "late": drafting.Topology((0, 0, 2, 2)),
-    "beam": drafting.Beam(2, 2, 1),
-    "branchless": drafting.k_ary(3, 1),
-    "binary": drafting.k_ary(2, 2),
-    "paths": drafting.paths(2, 2),
-    "kept": drafting.Beam(2, 2, 2, keep=4),
+    "pair": drafting.trees.k_ary(1, 2),
+    "bush": drafting.trees.Topology((0, 0, 1, 1)),
+    "deep": drafting.trees.Topology((0, 0, 1, 3)),
+    "late": drafting.trees.Topology((0, 0, 2, 2)),
+    "beam": drafting.trees.Beam(2, 2, 1),
+    "branchless": drafting.trees.k_ary(3, 1),
+    "binary": drafting.trees.k_ary(2, 2),
+    "paths": drafting.trees.Topology((0, 0, 1, 2)),
+    "kept": drafting.trees.Beam(2, 2, 2, keep=4),
 }
 
 
@@ -67,30 +69,29 @@ class Case(NamedTuple):
 
 
 def chain(length, name="a", stopping=None):
-    return drafting.NeuralDrafter(MODEL, length, stopping or drafting.FixedLength(), name=name)
+    return drafting.Chain(MODEL, length, stopping or drafting.FixedLength(), name=name)
 
 
 def tree(children, parents=(0, 0), name="a"):
-    return drafting.TreeDrafter(MODEL, drafting.Topology(parents), children, name)
+    return drafting.Tree(parents=parents, children=children, model=MODEL, name=name)
 
 
 def side_by_side(*drafters):
-    return drafting.BranchesDrafter(drafters)
+    return drafting.Branches(drafters)
 
 
 def reviewed(count, enough=None, below=CHAIN):
-    return drafting.VerticalCascade(below, MODEL, count, enough, name="a")
+    return drafting.cascades.VerticalCascade(below, MODEL, count, enough, name="a")
 
 
 def wide(drafter, width=2):
-    return drafting.CaterpillarDrafter(drafter, width)
+    return drafting.trees.CaterpillarDrafter(drafter, width)
 
 
 def matrix(lengths, names, last=None, own=(), rule=LENIENT, **settings):
     """A cascade by a matrix, and its parameters."""
-    drafter = drafting.cascade(lengths, dict.fromkeys(names, MODEL), last, **settings)
-    tables = {name: TABLES[name] for name in names}
-    return Case(drafter, drafting.cascade_params(drafter, tables, own, rules=rule))
+    named = {name: (MODEL, TABLES[name]) for name in names}
+    return Case(*binding.cascade(lengths, named, last, own, rules=rule, **settings))
 
 
 def drafters_law(row):
@@ -106,51 +107,55 @@ LOOKUPS = {
     "bigram": Case(dataclasses.replace(COPIES, min_ngram=3), BIGRAM),
     "order 3": Case(dataclasses.replace(COPIES, min_ngram=3), jax.tree.map(jnp.asarray, NGRAMS)),
     "overlap": Case(
-        drafting.LookupDrafter(V, 3, min_ngram=3, max_ngram=3, latest=True, overlap=True), ()
+        drafting.Lookup(
+            max_copy=3, vocab_size=V, min_ngram=3, max_ngram=3, latest=True, overlap=True
+        ),
+        (),
     ),
-    "copies or chain": Case(drafting.LookupFirst(COPIES, CHAIN, min_match=2), ((), OF_B)),
+    "copies or chain": Case(drafting.lookup.LookupFirst(COPIES, CHAIN, min_match=2), ((), OF_B)),
 }
 CHAINS = {
     **LOOKUPS,
     "stopped": Case(
-        chain(3, stopping=STOPS), drafting.NeuralDrafterParams(A, THRESHOLD), drafters_law
+        chain(3, stopping=STOPS), drafting.chain.ChainParams(A, THRESHOLD), drafters_law
     ),
-    "in turn": Case(drafting.HorizontalCascade((CHAIN, COPIES)), (OF_B, ())),
+    "in turn": Case(drafting.cascades.HorizontalCascade((CHAIN, COPIES)), (OF_B, ())),
     "reviewed": Case(reviewed(2, 1), BY_A, reviewed_law),
     "reviewed copies": Case(reviewed(2, below=COPIES), COPIED_A),
     "twice one table": Case(
-        drafting.HorizontalCascade((chain(1), CHAIN)), (OF_A, OF_A), drafters_law
+        drafting.cascades.HorizontalCascade((chain(1), CHAIN)), (OF_A, OF_A), drafters_law
     ),
     "copies first, reviewed": Case(
-        reviewed(2, below=drafting.LookupFirst(COPIES, chain(2, "b"), min_match=2)),
-        drafting.VerticalCascadeParams(A, ((), OF_B), LENIENT),
+        reviewed(2, below=drafting.lookup.LookupFirst(COPIES, chain(2, "b"), min_match=2)),
+        drafting.cascades.VerticalCascadeParams(A, ((), OF_B), LENIENT),
     ),
-    "a matrix": matrix([[1, 1], [0, 1]], "a", COPY, rule=rules.Lossless()),
+    "a matrix": matrix([[1, 1], [0, 1]], "a", COPYING, rule=rules.Lossless()),
     "models in turn": matrix([[1, 1], [0, 0]], "ab"),
     "models reviewed and in turn": matrix([[1, 1], [0, 1]], "ab"),
     "the same, cumulative": matrix([[1, 1], [0, 1]], "ab", cumulative=True),
     "three models": matrix([[1, 0, 1], [0, 1, 1], [0, 0, 0]], "abc"),
-    "copies reviewed and in turn": matrix([[1, 1], [0, 2]], "a", COPY),
-    "the same, by Token": matrix([[1, 1], [0, 2]], "a", COPY, verification=verification.Token()),
-    "copies by a table": matrix([[2, 0], [0, 1]], "a", COPY, BIGRAM),
-    "copies in turn": matrix([[0, 2], [0, 0]], "a", drafting.LookupDrafter(V, 1, latest=True)),
+    "copies reviewed and in turn": matrix([[1, 1], [0, 2]], "a", COPYING),
+    "the same, by Token": matrix([[1, 1], [0, 2]], "a", COPYING, verification=verification.Token()),
+    "copies by a table": matrix([[2, 0], [0, 1]], "a", COPYING, BIGRAM),
+    "a model and copies in turn": matrix([[1, 2], [0, 0]], "a", drafting.Lookup(latest=True)),
 }
 BRANCHES = {
     "wide chain": Case(wide(chain(2)), OF_A, drafters_law),
     "wide cascade": Case(wide(reviewed(2)), BY_A, reviewed_law),
     "wide cascade and copies": Case(
-        wide(drafting.HorizontalCascade((reviewed(2, 1, COPY), COPY)), 3), (COPIED_A, ())
+        wide(drafting.cascades.HorizontalCascade((reviewed(2, 1, COPY), COPY)), 3), (COPIED_A, ())
     ),
-    "copies": Case(drafting.LookupTreeDrafter(COPIES, 2), ()),
+    "copies": Case(drafting.lookup.LookupTree(COPIES, 2), ()),
     "chain and chain": Case(side_by_side(chain(2), CHAIN), (OF_A, OF_B)),
     "chain and copies": Case(
-        side_by_side(CHAIN, drafting.LookupTreeDrafter(COPY, 2), COPIES), (OF_B, (), ())
+        side_by_side(CHAIN, drafting.lookup.LookupTree(COPY, 2), COPIES), (OF_B, (), ())
     ),
     "copies or chain, and copies": Case(
-        side_by_side(drafting.LookupFirst(COPIES, CHAIN, min_match=2), COPY), (((), OF_B), ())
+        side_by_side(drafting.lookup.LookupFirst(COPIES, CHAIN, min_match=2), COPY),
+        (((), OF_B), ()),
     ),
     "in turn, and a chain": Case(
-        side_by_side(drafting.HorizontalCascade((CHAIN, COPY)), chain(1, "drafter")),
+        side_by_side(drafting.cascades.HorizontalCascade((CHAIN, COPY)), chain(1, "drafter")),
         ((OF_B, ()), OF_A),
     ),
     "reviewed, and copies": Case(side_by_side(reviewed(2, 1), COPY), (BY_A, ())),
@@ -162,7 +167,7 @@ TREES = {
     for children in CHILDREN
     for name, case in {
         **{
-            name: Case(drafting.TreeDrafter(MODEL, shape, children), OF_A, drafters_law)
+            name: Case(binding.tree(MODEL, shape, children), OF_A, drafters_law)
             for name, shape in SHAPES.items()
             # Those with too many combinations of draws, or with drawn tokens that are left out.
             if (name != "binary" or children.startswith("top"))

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.drafting import LookupDrafter
+from specjax.drafting import Lookup
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
 
 ROWS, WIDTH, FORCED, MORE, G = 50, 12, 3, 9, 6
 DRAFTERS = {
-    "plain": LookupDrafter(3, G),
-    "prompt lookup": LookupDrafter(3, G, max_ngram=2),
-    "latest": LookupDrafter(2, G, max_ngram=3, latest=True),
-    "least": LookupDrafter(2, G, min_ngram=3),
-    "long": LookupDrafter(2, G, max_ngram=9, min_ngram=2),
-    "overlap": LookupDrafter(3, G, overlap=True),
-    "one token": LookupDrafter(1, G, max_ngram=1),
+    "plain": Lookup(max_copy=G, vocab_size=3),
+    "prompt lookup": Lookup(max_copy=G, vocab_size=3, max_ngram=2),
+    "latest": Lookup(max_copy=G, vocab_size=2, max_ngram=3, latest=True),
+    "least": Lookup(max_copy=G, vocab_size=2, min_ngram=3),
+    "long": Lookup(max_copy=G, vocab_size=2, max_ngram=9, min_ngram=2),
+    "overlap": Lookup(max_copy=G, vocab_size=3, overlap=True),
+    "one token": Lookup(max_copy=G, vocab_size=1, max_ngram=1),
 }
 
 
@@ -137,7 +137,7 @@ def test_it_is_prompt_lookup_of_transformers():
     torch = pytest.importorskip("torch")
     from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-    drafter, rng = LookupDrafter(4, G, max_ngram=3), np.random.default_rng(3)
+    drafter, rng = Lookup(max_copy=G, vocab_size=4, max_ngram=3), np.random.default_rng(3)
     theirs = PromptLookupCandidateGenerator(
         num_output_tokens=G, max_matching_ngram_size=3, max_length=1000
     )
@@ -181,7 +181,7 @@ def test_what_was_committed_is_taken_back():
 
 def test_an_encoder_decoder_s_input_is_looked_up():
     """Its last committed token, the start token, is not in the context."""
-    drafter = LookupDrafter(9, 3)
+    drafter = Lookup(max_copy=3, vocab_size=9)
     nothing = np.zeros((1, FORCED), np.int32), np.zeros(1, np.int32)
     state = begin(drafter, np.array([[5, 6, 7, 8, 1, 0]], np.int32), np.array([5]), *nothing)
     start, none = jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
@@ -196,7 +196,7 @@ def test_an_encoder_decoder_s_input_is_looked_up():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_draft": 0}, "max_draft must be a whole number of at least 1, got 0"),
+        ({"max_copy": 0}, "max_copy must be a whole number of at least 1, got 0"),
         ({"max_ngram": 0}, "max_ngram must be a whole number of at least 1, got 0: .* None"),
         ({"min_ngram": 1.5}, "min_ngram must be a whole number of at least 1, got 1.5"),
         ({"max_ngram": 2, "min_ngram": 3}, "min_ngram must be at most max_ngram = 2, got 3"),
@@ -204,7 +204,7 @@ def test_an_encoder_decoder_s_input_is_looked_up():
 )
 def test_bad_settings_are_told(options, message):
     with pytest.raises(ValueError, match=message):
-        LookupDrafter(**{"vocab_size": 9, "max_draft": 3, **options})
+        Lookup(**options)
 
 
 def test_a_table_of_another_size_is_told():

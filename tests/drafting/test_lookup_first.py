@@ -11,9 +11,9 @@ from specjax.types import PromptBatch, traced_dataclass
 from tests.decoding import test_exact_law as whole
 
 V = whole.V
-NEURAL = drafting.NeuralDrafter(whole.MODEL, 2)
-FIRST = drafting.LookupFirst(drafting.LookupDrafter(V, 4), NEURAL, min_match=1)
-PARAMS = ((), drafting.NeuralDrafterParams(whole.PARAMS[1]))
+NEURAL = drafting.Chain(whole.MODEL, 2)
+FIRST = drafting.lookup.LookupFirst(drafting.Lookup(max_copy=4, vocab_size=V), NEURAL, min_match=1)
+PARAMS = ((), drafting.chain.ChainParams(whole.PARAMS[1]))
 
 
 def method(drafter, verify=None):
@@ -27,10 +27,12 @@ def test_a_row_that_copies_makes_no_pass():
     table = np.full((V + 1, V), -20.0, np.float32)
     table[:, 0] = 0.0  # 0 for ever
     model, large = testing.TabularModel(V, 1), jnp.asarray(table)
-    neural = drafting.NeuralDrafter(model, 2)
-    first = drafting.LookupFirst(drafting.LookupDrafter(V, 2, overlap=True), neural, min_match=3)
+    neural = drafting.Chain(model, 2)
+    first = drafting.lookup.LookupFirst(
+        drafting.Lookup(max_copy=2, vocab_size=V, overlap=True), neural, min_match=3
+    )
     loop = decoding.Speculative(model, first)
-    small = ((), drafting.NeuralDrafterParams(large))
+    small = ((), drafting.chain.ChainParams(large))
     both = decoding.MethodParams(large, small, rules.Lossless())
 
     def passes(prompts):
@@ -88,25 +90,29 @@ def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
     ("change", "kind", "message"),
     [
         ({"min_match": 0}, ValueError, "min_match must be a whole number of at least 1, got 0"),
-        ({"lookup": drafting.LookupDrafter(V, 4, max_ngram=2)}, ValueError, "max_ngram = 2, got 3"),
         (
-            {"lookup": drafting.LookupDrafter(V, 4, min_ngram=4)},
+            {"lookup": drafting.Lookup(max_copy=4, vocab_size=V, max_ngram=2)},
+            ValueError,
+            "max_ngram = 2, got 3",
+        ),
+        (
+            {"lookup": drafting.Lookup(max_copy=4, vocab_size=V, min_ngram=4)},
             ValueError,
             "min_ngram = 4 .* got 3",
         ),
         (
-            {"lookup": drafting.LookupDrafter(9, 4)},
+            {"lookup": drafting.Lookup(max_copy=4, vocab_size=9)},
             ValueError,
             r"lookup, drafter .* sizes \[9, 3\]",
         ),
-        ({"lookup": NEURAL}, AssertionError, "lookup must be a LookupDrafter"),
-        ({"drafter": drafting.NeuralDrafter}, ValueError, "drafter must be an instance"),
+        ({"lookup": NEURAL}, AssertionError, "lookup must be a Lookup"),
+        ({"drafter": drafting.Chain}, ValueError, "drafter must be an instance"),
     ],
 )
 def test_bad_combinations_are_told(change, kind, message):
-    good = {"lookup": drafting.LookupDrafter(V, 4), "drafter": NEURAL, "min_match": 3}
+    good = {"lookup": drafting.Lookup(max_copy=4, vocab_size=V), "drafter": NEURAL, "min_match": 3}
     with pytest.raises(kind, match=message):
-        drafting.LookupFirst(**(good | change))
+        drafting.lookup.LookupFirst(**(good | change))
 
 
 @pytest.mark.parametrize("drafter", [FIRST, FIRST.lookup], ids=["first", "lookup"])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.drafting import Bigram, LookupDrafter
+from specjax.drafting import Bigram, Lookup
 from specjax.drafting.ngrams import NGrams, follower, frequent_contexts, most_frequent_successors
 from specjax.sampling import Sampling
 from specjax.types import DraftInputs, Prompts
@@ -105,7 +105,7 @@ def compare(options, order, apart, seed, vocab=7, looks_back=None):
     rng = np.random.default_rng(seed)
     table, counters = make(rng, order, 7, start=START if apart else None)
     counters.longest = looks_back or counters.longest
-    drafter = LookupDrafter(vocab, G, **options)
+    drafter = Lookup(max_copy=G, vocab_size=vocab, **options)
     table = jax.tree.map(jnp.asarray, table)
     flat = np.array([x for text in some_texts(rng, 7, 400) for x in text[1:]])
 

@@ -361,7 +361,7 @@ def test_the_oracle_drafts_what_agrees():
     agrees = np.array([[1, 1, 0, 1, 1, 1, 0]], bool)
     runs = drafting.stopping.agreeing_runs(agrees)
     np.testing.assert_array_equal(runs, [[2, 1, 0, 3, 2, 1, 0, 0]])
-    policy, memory = drafting.GreedyOracle(), jnp.zeros(1, jnp.int32)
+    policy, memory = drafting.stopping.GreedyOracle(), jnp.zeros(1, jnp.int32)
     taken = []
     while int(memory[0]) < 7:
         limits, state = policy.begin(jnp.asarray(runs), memory, jnp.full(1, G, jnp.int32), G)
@@ -373,8 +373,8 @@ def test_the_oracle_drafts_what_agrees():
 def test_bounds_hold_for_any_policy():
     model = testing.TabularModel(V, 1)
     table = jnp.asarray(testing.random_table(0, V, 1))
-    drafter = drafting.NeuralDrafter(model, G, drafting.Confidence(1.0), min_draft=3)
-    params = drafting.NeuralDrafterParams(table)
+    drafter = drafting.Chain(model, G, drafting.Confidence(1.0), min_draft=3)
+    params = drafting.chain.ChainParams(table)
     state = drafter.prefill(
         params, Prompts(jnp.zeros((B, 1), jnp.int32), jnp.ones(B, jnp.int32)), 9
     )
@@ -405,11 +405,11 @@ def test_the_first_log_odds_are_of_the_largest_probability():
         (lambda: drafting.CostAware("costs.json"), "CostAware: costs must be like"),
         (lambda: drafting.Survival().bind(), "no acceptance head: train one with"),
         (
-            lambda: drafting.NeuralDrafter(testing.TabularModel(V), 2, min_draft=3),
+            lambda: drafting.Chain(testing.TabularModel(V), 2, min_draft=3),
             "min_draft must be at most max_draft = 2, got 3",
         ),
         (
-            lambda: drafting.NeuralDrafter(testing.TabularModel(V), 2, min_draft=-1),
+            lambda: drafting.Chain(testing.TabularModel(V), 2, min_draft=-1),
             "min_draft must be a whole number of at least 0, got -1",
         ),
     ],

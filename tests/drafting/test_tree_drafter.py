@@ -14,6 +14,7 @@ from specjax.types import ChildLaw, ScoredBlock
 from specjax.verification.chains import accept
 from tests import laws
 from tests.decoding.helpers import begin
+from tests.drafting import binding
 from tests.drafting.test_laws import SHAPES
 from tests.laws import MODEL, A, P, V
 from tests.models.tiny import quick_jit
@@ -28,7 +29,7 @@ JUDGES = {
 
 
 def given(rule, tables=(P, A)):
-    return decoding.MethodParams(tables[0], drafting.NeuralDrafterParams(tables[1]), rule)
+    return decoding.MethodParams(tables[0], drafting.chain.ChainParams(tables[1]), rule)
 
 
 @pytest.mark.parametrize("judge", ["Traversal", "TopDown"])
@@ -73,8 +74,8 @@ def test_greedy_trees_are_the_verifiers_own_text(kind, limits):
     alone = decoding.Autoregressive(MODEL, eos_ids=(2,))
     params, rows = given(rules.Lossless()), ROWS | {"sampling": Sampling(0.0)}
     want = alone.run(params, begin(alone, params, INPUTS, LENGTHS, **rows), 100)
-    tree = drafting.Topology((0, 0, 0, 1, 1, 2, 4))
-    drafter = drafting.TreeDrafter(MODEL, tree, children)
+    tree = drafting.trees.Topology((0, 0, 0, 1, 1, 2, 4))
+    drafter = binding.tree(MODEL, tree, children)
     method = decoding.Speculative(MODEL, drafter, JUDGES[judge], eos_ids=(2,))
     start = begin(method, params, INPUTS, LENGTHS, draft_limits=limits, **rows)
     state = method.run(params, start, 100)
@@ -85,11 +86,11 @@ def test_greedy_trees_are_the_verifiers_own_text(kind, limits):
 @pytest.mark.parametrize("children", ["top", "without"])
 def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
     """As it does when sampling, where the most probable tokens are the children."""
-    beam = drafting.Beam(3, 2, 2, keep=6 if children == "top" else None)
+    beam = drafting.trees.Beam(3, 2, 2, keep=6 if children == "top" else None)
 
     def blocks(children, temperature):
-        drafter = drafting.TreeDrafter(MODEL, beam, children)
-        params = drafting.NeuralDrafterParams(A)
+        drafter = binding.tree(MODEL, beam, children)
+        params = drafting.chain.ChainParams(A)
         state = drafter.prefill(params, types.Prompts(INPUTS, LENGTHS), 20)
         inputs = types.DraftInputs(
             jnp.array([2, 2, 1]),
@@ -112,7 +113,7 @@ def test_a_greedy_tree_grows_below_the_most_probable_paths(children):
 def test_processors_follow_the_paths_of_trees():
     """The law of a penalised verifier, whose state differs from sibling to sibling."""
     penalty, row = processors.FrequencyPenalty(1.2), laws.Row(limit=N)
-    drafter = drafting.TreeDrafter(MODEL, SHAPES["bush"], "top+1")
+    drafter = binding.tree(MODEL, SHAPES["bush"], "top+1")
     texts = laws.Texts(
         decoding.Speculative(MODEL, drafter, verification.Traversal()), processors=(penalty,)
     )
@@ -131,7 +132,7 @@ def test_processors_follow_the_paths_of_trees():
 
 def test_greedy_trees_propose_what_processors_leave():
     """A verifier that drafts for itself accepts all."""
-    drafter = drafting.TreeDrafter(MODEL, drafting.k_ary(2, 1), "top")
+    drafter = binding.tree(MODEL, drafting.trees.k_ary(2, 1), "top")
     method = decoding.Speculative(MODEL, drafter, verification.Walk())
     penalised = Sampling(0.0, processors=(processors.FrequencyPenalty(1.2),))
     params = given(rules.Lossless(), (P, P))._replace(processors=((),))
@@ -143,34 +144,37 @@ def test_greedy_trees_propose_what_processors_leave():
 
 
 WRONG = [
-    (lambda: drafting.Topology(()), ValueError, "parents must be a tuple such as"),
-    (lambda: drafting.Topology("00"), ValueError, "parents must be a tuple such as"),
-    (lambda: drafting.Topology((0, 0.5)), ValueError, r"parents\[1\] must be a whole number"),
-    (lambda: drafting.Topology((0, 2)), ValueError, r"parents\[1\] must be at most 1"),
-    (lambda: drafting.Topology((0, 1, 0)), ValueError, "must not decrease"),
-    (lambda: drafting.Topology((0, -1)), ValueError, r"parents\[1\]"),
-    (lambda: drafting.Beam(0, 2, 1), ValueError, "depth must be a whole number of at least 1"),
-    (lambda: drafting.k_ary(2, 0), ValueError, "width must be a whole number of at least 1"),
-    (lambda: drafting.TreeDrafter(MODEL, (0, 0)), ValueError, "tree must be like"),
-    (lambda: drafting.Beam(2, 2, 2, keep=7), ValueError, "keep must lie between 2"),
-    (lambda: drafting.Beam(2, 2, 2, keep=1), ValueError, "keep must lie between 2"),
+    (lambda: drafting.trees.Topology(()), ValueError, "parents must be a tuple such as"),
+    (lambda: drafting.trees.Topology("00"), ValueError, "parents must be a tuple such as"),
+    (lambda: drafting.trees.Topology((0, 0.5)), ValueError, r"parents\[1\] must be a whole number"),
+    (lambda: drafting.trees.Topology((0, 2)), ValueError, r"parents\[1\] must be at most 1"),
+    (lambda: drafting.trees.Topology((0, 1, 0)), ValueError, "must not decrease"),
+    (lambda: drafting.trees.Topology((0, -1)), ValueError, r"parents\[1\]"),
     (
-        lambda: drafting.TreeDrafter(MODEL, SHAPES["kept"], "without"),
+        lambda: drafting.trees.Beam(0, 2, 1),
         ValueError,
-        "needs children='top', got 'without': leaving out drawn tokens by their values would",
+        "depth must be a whole number of at least 1",
+    ),
+    (lambda: drafting.Tree(2, 0), ValueError, "width must be a whole number of at least 1"),
+    (lambda: drafting.trees.Beam(2, 2, 2, keep=7), ValueError, "keep must lie between 2"),
+    (lambda: drafting.trees.Beam(2, 2, 2, keep=1), ValueError, "keep must lie between 2"),
+    (
+        lambda: binding.tree(MODEL, SHAPES["kept"], "without"),
+        ValueError,
+        "keep=4 needs beam and children='top': leaving out drawn tokens by their values would",
     ),
     (
-        lambda: drafting.TreeDrafter(MODEL, drafting.k_ary(1, 4)),
+        lambda: binding.tree(MODEL, drafting.trees.k_ary(1, 4)),
         ValueError,
         "a node of the tree has 4 children, but there are only 3 tokens",
     ),
     (
-        lambda: drafting.TreeDrafter(MODEL, SHAPES["pair"], "best"),
+        lambda: binding.tree(MODEL, SHAPES["pair"], "best"),
         ValueError,
         "children must be one of 'top', 'top.1', 'without', 'independent', got 'best'",
     ),
     (
-        lambda: decoding.Round(MODEL, drafting.NeuralDrafter(MODEL, 2), verification.Walk()),
+        lambda: decoding.Round(MODEL, drafting.Chain(MODEL, 2), verification.Walk()),
         ValueError,
         "Walk needs a drafter of trees",
     ),
@@ -185,21 +189,22 @@ def test_a_wrong_tree_is_refused(make, kind, message):
 
 def test_traversal_needs_to_know_how_tokens_were_drawn():
     @dataclasses.dataclass(frozen=True)
-    class Silent(drafting.TreeDrafter):
+    class Silent(drafting.Tree):
         def propose(self, *args, **options):
             block, state = super().propose(*args, **options)
             return block._replace(laws=None), state
 
-    method = decoding.Speculative(MODEL, Silent(MODEL, SHAPES["pair"]), verification.Traversal())
+    method = decoding.Speculative(
+        MODEL, Silent(parents=(0, 0), model=MODEL), verification.Traversal()
+    )
     params = given(rules.Lossless())
     with pytest.raises(AssertionError, match="must set DraftBlock.laws"):
         method.run(params, begin(method, params, INPUTS, LENGTHS, **ROWS), 3)
 
 
 def test_shapes():
-    assert drafting.k_ary(2, 2).parents == (0, 0, 1, 1, 2, 2)
-    assert drafting.caterpillar(3, 2).parents == (0, 0, 1, 1, 3, 3)
-    assert drafting.Topology((0, 0, 1, 1, 4)).depths == (1, 1, 2, 2, 3)
-    assert drafting.Beam(3, 2, 2).size == 10 and drafting.Beam(3, 3, 2).size == 15
+    assert drafting.trees.k_ary(2, 2).parents == (0, 0, 1, 1, 2, 2)
+    assert drafting.trees.Topology((0, 0, 1, 1, 4)).depths == (1, 1, 2, 2, 3)
+    assert drafting.trees.Beam(3, 2, 2).size == 10 and drafting.trees.Beam(3, 3, 2).size == 15
     assert types.ChildLaw.OFF == 3
-    assert jax.tree.leaves(drafting.k_ary(2, 2)) == [drafting.k_ary(2, 2)]
+    assert jax.tree.leaves(drafting.trees.k_ary(2, 2)) == [drafting.trees.k_ary(2, 2)]

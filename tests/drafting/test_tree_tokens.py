@@ -7,6 +7,7 @@ import pytest
 from specjax import decoding, drafting, rules, testing, verification
 from specjax.sampling import Sampling
 from tests.decoding.helpers import begin
+from tests.drafting import binding
 
 V, PAIRS, ROWS = 4, 20, 8000
 MODEL = testing.TabularModel(V, 2)
@@ -60,11 +61,11 @@ def expected(p, q, kind, joint, depth, before=PROMPT, scale=1.0):
 
 # Name -> tree, its children, the verification.
 CASES = {
-    "SpecInfer": (drafting.k_ary(2, 2), "independent", verification.TopDown()),
-    "Sequoia": (drafting.k_ary(2, 2), "without", verification.TopDown()),
-    "Traversal, without": (drafting.k_ary(2, 2), "without", verification.Traversal()),
-    "Traversal, top+1": (drafting.k_ary(2, 2), "top+1", verification.Traversal()),
-    "chain of two": (drafting.k_ary(2, 1), "chain", verification.Traversal()),
+    "SpecInfer": (drafting.trees.k_ary(2, 2), "independent", verification.TopDown()),
+    "Sequoia": (drafting.trees.k_ary(2, 2), "without", verification.TopDown()),
+    "Traversal, without": (drafting.trees.k_ary(2, 2), "without", verification.Traversal()),
+    "Traversal, top+1": (drafting.trees.k_ary(2, 2), "top+1", verification.Traversal()),
+    "chain of two": (drafting.trees.k_ary(2, 1), "chain", verification.Traversal()),
 }
 
 
@@ -74,14 +75,14 @@ def means():
     found = {}
     for name, (tree, kind, judge) in CASES.items():
         kinds = "without" if kind == "chain" else kind
-        method = decoding.Speculative(MODEL, drafting.TreeDrafter(MODEL, tree, kinds), judge)
+        method = decoding.Speculative(MODEL, binding.tree(MODEL, tree, kinds), judge)
         exact, counted = [], []
         for seed in range(PAIRS):
             p, q = tables(seed)
             exact.append(1.0 + expected(p, q, kind, isinstance(judge, verification.Traversal), 2))
             logits = (jnp.asarray(np.log(x), jnp.float32) for x in (p, q))
             verifier, drafter = logits
-            small = drafting.NeuralDrafterParams(drafter)
+            small = drafting.chain.ChainParams(drafter)
             params = decoding.MethodParams(verifier, small, rules.Lossless())
             rows = {"ids": np.arange(ROWS), "limits": np.full(ROWS, 12), "seeds": seed}
             rows["sampling"] = Sampling(1.0)

@@ -156,9 +156,7 @@ def test_the_loop_records_what_the_estimate_needs(rule, algorithm):
     vocab, longest, rows, end = 4, 6, 4096, 0
     model = testing.TabularModel(vocab)
     tables = [testing.random_table(seed, vocab, 1) for seed in (3, 4)]
-    method = decoding.Speculative(
-        model, drafting.NeuralDrafter(model, 3), algorithm, eos_ids=(end,)
-    )
+    method = decoding.Speculative(model, drafting.Chain(model, 3), algorithm, eos_ids=(end,))
     params = pair(*tables, rule)
     inputs = np.full((rows, 1), 1, np.int32)
     state = begin(

@@ -110,8 +110,10 @@ def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platf
     golden = np.load(fixture(name, "rounds.npz"))
     of, head, own = opened(name)
     head, model = head.for_devices(platform), of.model.for_devices(platform)
-    params = drafting.NeuralDrafterParams(head.joined(own, of.params))
-    kind = drafting.EagleDrafter if isinstance(head, EagleHead) else drafting.BlockDrafter
+    params = drafting.chain.ChainParams(head.joined(own, of.params))
+    kind = (
+        drafting.heads.EagleDrafter if isinstance(head, EagleHead) else drafting.heads.BlockDrafter
+    )
     drafter = kind(head, G)
     reader = model.reading(boundaries or head.config.boundaries)
     tokens, size = golden["tokens"], int(golden["prompt_len"]) + 1
@@ -122,7 +124,7 @@ def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platf
     state = begin(params, prompts, verifier=filled)
     cache, rounds = filled.cache, []
     catch_up, extend, verify = map(quick_jit, (head.catch_up, head.extend, reader.extend))
-    read = quick_jit(head.block, static_argnums=4) if kind is drafting.BlockDrafter else None
+    read = quick_jit(head.block, static_argnums=4) if kind is drafting.heads.BlockDrafter else None
     for anchor, drafts, accepted in zip(
         *(golden[x] for x in ("anchor_pos", "drafts", "accepted")), strict=True
     ):
@@ -367,15 +369,14 @@ def test_an_assistant_drafts_what_the_verifier_writes_alone(name, sizes):
     each = [warm([x], progress=False, seed=1, ids=[i]).tokens[0] for i, x in enumerate(prompts)]
     jax.tree.map(np.testing.assert_array_equal, list(whole.tokens), each)
     with pytest.raises(UserError, match="tree"):
-        specjax.Decoder(pair, drafting=specjax.Tree(depth=2, width=2), **options)
+        specjax.Decoder(pair, drafting=specjax.drafting.Tree(depth=2, width=2), **options)
 
 
 def test_a_tree_grows_as_in_eagles_code():
     golden, of = np.load(fixture("eagle3_official", "rounds.npz")), verifier(LLAMA)
     head, own = load_draft_head(fixture("eagle3_official", "head"), of.model)
-    tree = drafting.Beam(depth=3, width=3, beam=3, keep=7)
-    drafter = drafting.EagleTreeDrafter(head, tree, "top")
-    params = drafting.NeuralDrafterParams(head.joined(own, of.params))
+    drafter = drafting.heads.EagleTree(3, 3, "top", beam=3, keep=7, model=head)
+    params = drafting.chain.ChainParams(head.joined(own, of.params))
 
     @quick_jit
     def draft(params, verifier_params, prompts):

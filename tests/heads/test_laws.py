@@ -10,6 +10,7 @@ import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
 from tests import laws
+from tests.drafting.binding import tree
 from tests.heads.process import Process
 from tests.heads.tiny_heads import (
     CONFIGS,
@@ -166,7 +167,7 @@ def test_the_law_of_an_encoder_decoder(encoder, name):
         assert testing.total_variation(emitted, wanted) < EXACT, temperature
 
 
-TREES = {"k_ary": drafting.k_ary(2, 2), "beam": drafting.Beam(2, 2, 1)}
+TREES = {"k_ary": drafting.trees.k_ary(2, 2), "beam": drafting.trees.Beam(2, 2, 1)}
 
 
 GROWN = [("beam", "top+1"), ("k_ary", "without"), ("beam", "top"), ("k_ary", "independent")]
@@ -175,13 +176,13 @@ GROWN = [("beam", "top+1"), ("k_ary", "without"), ("beam", "top"), ("k_ary", "in
 @pytest.mark.parametrize(("shape", "children"), variants(GROWN, GROWN[0], several=True))
 def test_the_law_of_trees(shape, children):
     tiny = tiny_head("eagle3")
-    drafter = drafting.EagleTreeDrafter(tiny.head, TREES[shape], children)
-    own = drafting.NeuralDrafterParams(tiny.params)
+    drafter = tree(tiny.head, TREES[shape], children, kind=drafting.heads.EagleTree)
+    own = drafting.chain.ChainParams(tiny.params)
     assert lossless(drafter, own, "eagle3", num_tokens=3, verify=verification.Traversal()) < EXACT
 
 
 @dataclasses.dataclass(frozen=True)
-class ColderDrafts(drafting.EagleDrafter):
+class ColderDrafts(drafting.heads.EagleDrafter):
     """Says that its tokens were drawn at another temperature (a control)."""
 
     def propose(self, params, state, inputs):
@@ -196,7 +197,7 @@ def test_control_distributions_of_another_temperature():
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedNoise(drafting.BlockDrafter):
+class SharedNoise(drafting.heads.BlockDrafter):
     """Draws all tokens of a block with the same uniform (a control)."""
 
     def propose(self, params, state, inputs):
@@ -215,7 +216,7 @@ def test_control_noise_that_a_block_shares():
 
 
 @dataclasses.dataclass(frozen=True)
-class CutByTheToken(drafting.EagleDrafter):
+class CutByTheToken(drafting.heads.EagleDrafter):
     """Leaves out the token whose value decides the length (a control)."""
 
     def propose(self, params, state, inputs):

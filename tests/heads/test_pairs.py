@@ -21,7 +21,6 @@ from specjax.models.heads import BlockConfig, EagleConfig, draft_head
 from specjax.models.qwen import Qwen3Config
 from specjax.partitioning import make_mesh
 from specjax.text.directories import inspect
-from specjax.text.drafts import ModelDrafts
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, llama, tiny_head
 from tests.heads.written import FORMATS, write_head
@@ -91,8 +90,8 @@ OPTIONS = {
     "rule": ("eagle3", {"rule": rules.OPT(0.2)}),
     "block rule": ("zlab", {"rule": rules.TokenV3(0.5)}),
     "stopping": ("dspark", {"stopping": drafting.Survival(drafting.OwnEstimate(), 0.9)}),
-    "tree": ("speculators", {"drafting": specjax.Tree(depth=2, width=2)}),
-    "greedy": ("zlab", {"drafting": ModelDrafts(greedy=True)}),
+    "tree": ("speculators", {"drafting": specjax.drafting.Tree(depth=2, width=2)}),
+    "greedy": ("zlab", {"drafting": drafting.Chain(greedy=True)}),
     "filters": ("mtp", {"sampling": specjax.Sampling(temperature=0.8, top_k=20, top_p=0.9)}),
     "processors": ("eagle3", {"processors": (specjax.processors.RepetitionPenalty(1.3),)}),
 }
@@ -428,7 +427,7 @@ def test_what_a_head_cannot_do(place):
     with pytest.raises(ValueError, match="max_draft must be at most 5 for this DSpark"):
         specjax.Decoder(pair, max_draft=6, **SHAPE)
     with pytest.raises(ValueError, match="trees need a drafter that reads them, not BlockHead"):
-        specjax.Decoder(pair, drafting=specjax.Tree(depth=2, width=2), **SHAPE)
+        specjax.Decoder(pair, drafting=specjax.drafting.Tree(depth=2, width=2), **SHAPE)
     others = [{"method": "TokenCascade()", "rule": "Chow(0.2)"}, {"drafting": "Cascade(((2,),))"}]
     for models, parts in ((pair.drafter, {}), *((pair, parts) for parts in others)):
         with pytest.raises(ValueError, match="this DSpark head drafts only for its verifier"):
@@ -442,9 +441,9 @@ def test_what_a_head_cannot_do(place):
     with pytest.raises(ValueError, match="is a draft head, which drafts only for its verifier"):
         specjax.load_text_model(place / "mtp")
     with pytest.raises(ValueError, match="model must be EagleHead, got BlockHead"):
-        drafting.EagleDrafter(pair.drafter.model, 2)
+        drafting.heads.EagleDrafter(pair.drafter.model, 2)
     with pytest.raises(ValueError, match="model must be BlockHead, got EagleHead"):
-        drafting.BlockDrafter(load(place, "eagle3").drafter.model, 2)
+        drafting.heads.BlockDrafter(load(place, "eagle3").drafter.model, 2)
     # What is left may have no token that the head drafts.
     forbid = {"processors": (specjax.processors.SuppressTokens((5,)),), "rule": rules.OPT(0.2)}
     with pytest.raises(ValueError, match="BlockDrafter may draft it"):

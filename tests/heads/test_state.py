@@ -113,16 +113,16 @@ def test_rows_that_do_not_draft_and_slots_that_are_refilled(name):
 
 def test_trees_keep_the_states_of_their_path():
     tiny = tiny_head("eagle3", vocab=V)
-    drafter = drafting.EagleTreeDrafter(tiny.head, drafting.k_ary(2, 2))
+    drafter = drafting.heads.EagleTree(2, 2, model=tiny.head)
     method = decoding.Speculative(tiny.verifier, drafter, verification.Traversal())
-    own = drafting.NeuralDrafterParams(tiny.params)
+    own = drafting.chain.ChainParams(tiny.params)
     params = decoding.MethodParams(tiny.verifier_params, own)
     state = method.run(params, begun(method, params, range(4)), ROUNDS)
     check(tiny, method, params, state, range(4))
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepsRejected(drafting.EagleDrafter):
+class KeepsRejected(drafting.heads.EagleDrafter):
     """Counts one rejected row among those committed (a control)."""
 
     def commit(self, state, tokens, counts, hidden=None):

@@ -145,10 +145,10 @@ def tiny_assistant(clusters=None):
 def drafter_of(tiny, max_draft, stopping=None, **options):
     """The chain drafter of a head, and its parameters."""
     is_block = isinstance(tiny.head.config, BlockConfig)
-    kind = drafting.BlockDrafter if is_block else drafting.EagleDrafter
+    kind = drafting.heads.BlockDrafter if is_block else drafting.heads.EagleDrafter
     policy, own = (stopping or drafting.FixedLength()).bind()
     drafter = kind(tiny.head, max_draft, policy, **options)
-    return drafter, drafting.NeuralDrafterParams(tiny.params, own)
+    return drafter, drafting.chain.ChainParams(tiny.params, own)
 
 
 @functools.cache

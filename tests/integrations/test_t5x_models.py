@@ -235,7 +235,7 @@ def test_without_a_network_to_draft_parameters_are_the_verifier_s_own():
     params = params_of(alone, BATCH)
     expected, _ = predict(alone, params, BATCH)
     greedily = functools.partial(specjax_t5x.setting, temperature=0.0)
-    own = greedily(drafting=WithParams(drafting.LookupDrafter(V, 2), ()))
+    own = greedily(drafting=WithParams(drafting.Lookup(max_copy=2, vocab_size=V), ()))
     for setting in (own, greedily(drafting="Lookup()", max_draft=2), greedily()):
         model = specjax_t5x.EncoderDecoderModel(t5(1), *words, setting=setting)
         out, aux = predict(model, params, BATCH)
@@ -289,7 +289,7 @@ def test_what_has_no_meaning_is_refused_in_one_line():
         call(KEY, {"decode_rng": KEY})
     with pytest.raises(ValueError, match="setting must be a .*Setting, got dict"):
         _small_pair({})
-    own = WithParams(drafting.LookupDrafter(SMALL, 2), ())
+    own = WithParams(drafting.Lookup(max_copy=2, vocab_size=SMALL), ())
     with pytest.raises(
         ValueError, match=r"drafter_module must be None, because Setting\.drafting is"
     ):

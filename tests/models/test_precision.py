@@ -26,7 +26,7 @@ def lowered(family, dtype, platform="tpu"):
     """Prefill and loop, as they go to the compiler of a platform that need not be here."""
     model = model_from_config(CONFIGS[family].replace(dtype=dtype, param_dtype=dtype))
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model.abstract_params())
-    loop = decoding.Speculative(model, drafting.NeuralDrafter(model, 2))
+    loop = decoding.Speculative(model, drafting.Chain(model, 2))
     given = pair(params, params, rules.OPT(0.1))
     prompts, lengths = jnp.ones((2, 5), jnp.int32), jnp.full((2,), 5, jnp.int32)
     state = begin(loop, given, prompts, lengths, seeds=0, ids=jnp.arange(2),

@@ -146,10 +146,10 @@ def test_a_row_that_goes_back_too_far_is_nan():
 
 def test_what_recurrent_layers_cannot_do_is_refused():
     model = model_from_config(CONFIGS["qwen3_5"])
-    neural = lambda count: drafting.NeuralDrafter(model, count, name=f"of {count}")  # noqa: E731
-    several = lambda *counts: drafting.HorizontalCascade(tuple(map(neural, counts)))  # noqa: E731
-    vertical = lambda drafter, count: drafting.VerticalCascade(drafter, model, count)  # noqa: E731
-    lookup = lambda count: drafting.LookupDrafter(48, count)  # noqa: E731
+    neural = lambda count: drafting.Chain(model, count, name=f"of {count}")  # noqa: E731
+    several = lambda *counts: drafting.cascades.HorizontalCascade(tuple(map(neural, counts)))  # noqa: E731
+    vertical = lambda drafter, count: drafting.cascades.VerticalCascade(drafter, model, count)  # noqa: E731
+    lookup = lambda count: drafting.Lookup(max_copy=count, vocab_size=48)  # noqa: E731
     # In a cascade other passes may be taken back with a draft: those of a reviewer read twice the
     # block of the level below.
     for make, most in (

@@ -132,11 +132,11 @@ def test_the_law_of_constrained_outputs(case):
     verify, rule = case[0], {"Lossless": rules.Lossless(), "OPT": rules.OPT(0.2)}[case[1]]
     made, (start,) = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
     one = processors.Constraint(start, 1, "a test")
-    drafter = drafting.NeuralDrafter(MODEL, 2)
+    drafter = drafting.Chain(MODEL, 2)
     judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
     law = Law(decoding.Speculative(MODEL, drafter, judge), processors=(one,))
     shared = jax.tree.map(jnp.asarray, made)
-    given = decoding.MethodParams(P, drafting.NeuralDrafterParams(Q), rule, (shared,))
+    given = decoding.MethodParams(P, drafting.chain.ChainParams(Q), rule, (shared,))
     p, q = laws(P), laws(Q)
     target = testing.target_law(targets(rule, (q, p, q, p)), N)
     assert testing.total_variation(law(given, (0, 1), N), target) < 1e-5

@@ -185,7 +185,10 @@ CANNOT = {
     "online": ({"stopping": "Survival(OnlineEstimate(), 0.5)"}, "uses earlier rounds"),
     "head": ({"stopping": "Survival(HeadEstimate(), 0.5)"}, "the drafter has no acceptance head"),
     "model": ({"drafter": "other"}, "no model 'other'; the models are verifier, drafter"),
-    "budget": ({"rule": "Budgeted(OPT(0.5), 0.1)"}, "the decisions of Budgeted(OPT(0.5), 0.1) depend on"),
+    "budget": (
+        {"rule": "Budgeted(OPT(0.5), 0.1)"},
+        "the decisions of Budgeted(OPT(0.5), 0.1) depend on",
+    ),
     "method": (
         {"rule": "Chow(0.3)", "method": "TokenCascade"},
         "choice of the model depends on the text",

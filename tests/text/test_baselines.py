@@ -31,11 +31,11 @@ def greedy(pair):
 
 
 ENDS = [
-    (specjax.TokenCascade(), rules.Chow(0.0), rules.Chow(1.0)),
-    (specjax.OracleCascade(), rules.Diff(-np.inf), rules.Diff(np.inf)),
-    (specjax.SequenceCascade(), rules.SequenceChow(0.0), rules.SequenceChow(1.0)),
+    (specjax.decoding.TokenCascade(), rules.Chow(0.0), rules.Chow(1.0)),
+    (specjax.decoding.OracleCascade(), rules.Diff(-np.inf), rules.Diff(np.inf)),
+    (specjax.decoding.SequenceCascade(), rules.SequenceChow(0.0), rules.SequenceChow(1.0)),
     (
-        specjax.BiLDCascade(),
+        specjax.decoding.BiLDCascade(),
         rules.FallbackRollback(rules.Chow(0.0), rules.BiLD(0.0)),
         rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(np.inf)),
     ),
@@ -52,7 +52,7 @@ def test_the_ends_of_a_strength_are_the_models(pair, greedy, method, low, high):
         kept = decoder(PROMPTS, rule=high)
     assert compilations.compiled == compilations.read == 0
     assert kept.texts == greedy[1]
-    if not isinstance(method, specjax.OracleCascade):
+    if not isinstance(method, specjax.decoding.OracleCascade):
         assert not kept.info.per_row.verifier_calls.any() and not kept.info.per_row.deferrals.any()
     else:
         assert not kept.info.per_row.deferrals.any()
@@ -69,7 +69,11 @@ def test_the_ends_of_a_strength_are_the_models(pair, greedy, method, low, high):
 
 def test_strengths_may_be_each_prompts_own(pair, greedy):
     decoder = specjax.Decoder(
-        pair, method=specjax.TokenCascade(), rule=rules.Chow(0.5), sampling=Sampling(0.0), **SHAPE
+        pair,
+        method=specjax.decoding.TokenCascade(),
+        rule=rules.Chow(0.5),
+        sampling=Sampling(0.0),
+        **SHAPE,
     )
     strengths = [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
     result = decoder(PROMPTS, rule=rules.Chow(strengths))
@@ -78,9 +82,9 @@ def test_strengths_may_be_each_prompts_own(pair, greedy):
 
 @pytest.mark.parametrize("name", ["sampled", "refused"])
 def test_rows_are_their_own_whatever_the_slots(pair, name):
-    method, rule = specjax.BiLDCascade(limit=4), BILD
+    method, rule = specjax.decoding.BiLDCascade(limit=4), BILD
     if name == "refused":
-        method, rule = specjax.SequenceCascade(), rules.SequenceChowLog(1.5, rules.Mean())
+        method, rule = specjax.decoding.SequenceCascade(), rules.SequenceChowLog(1.5, rules.Mean())
     one = specjax.Decoder(pair, method=method, rule=rule, **SHAPE)
     other = specjax.Decoder(pair, method=method, rule=rule, **{**SHAPE, "batch_size": 2})
     first, second = one(PROMPTS, seed=4), other(PROMPTS, seed=4)

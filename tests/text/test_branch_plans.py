@@ -4,7 +4,7 @@ import pytest
 
 import specjax
 from specjax import verification
-from specjax.text import Branches, Cascade, Lookup, Tree
+from specjax.drafting import Branches, Cascade, Lookup, Tree
 from specjax.types import Sampling
 from tests import tiny_pair
 from tests.variants import variants

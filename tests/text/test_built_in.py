@@ -61,10 +61,10 @@ def test_the_pair_of_llamas_decodes():
     assert expected[0] == " " != words.decode(row.tokens.tolist())[0]
     assert words.decode([*words.encode(prompt), *row.tokens.tolist()]) == prompt + expected
     assert pair.verifier.continues_prompts and not specjax.load_pair().verifier.continues_prompts
-    plan = specjax.Cascade(
+    plan = specjax.drafting.Cascade(
         lengths=((2, 1, 1), (0, 2, 0), (0, 0, 3)),
         models=("drafter", "built-in:gsm8k/drafter_small"),
-        last=specjax.Lookup(bigram="built-in"),
+        last=specjax.drafting.Lookup(bigram="built-in"),
     )
     found = specjax.Decoder(pair, drafting=plan, **shape)([prompt])
     assert found.texts == [expected] and "<<" in expected
@@ -76,7 +76,7 @@ def test_the_pair_of_llamas_decodes():
 def test_the_table_of_the_pair_that_decodes_is_taken(name):
     verifier = specjax.load_pair(name).verifier
     tables = [
-        specjax.Decoder(verifier, drafting=specjax.Lookup(bigram=path)).params.drafter
+        specjax.Decoder(verifier, drafting=specjax.drafting.Lookup(bigram=path)).params.drafter
         for path in ("built-in", f"built-in:{name}/bigram")
     ]
     assert np.array_equal(*tables) and np.mean(np.asarray(tables[0]) >= 0) > 0.5

@@ -9,7 +9,7 @@ import pytest
 import specjax
 from specjax import rules, verification
 from specjax.data.examples import read_examples
-from specjax.text import Branches, Cascade, Lookup, Tree
+from specjax.drafting import Branches, Cascade, Lookup, Tree
 from specjax.text.directories import built_in_pair
 from specjax.types import Sampling
 

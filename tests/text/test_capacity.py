@@ -47,7 +47,7 @@ def room(monkeypatch):
             "max_draft=1000000000, max_new_tokens=128 or buckets=16",
         ),
         (
-            {"drafting": specjax.Cascade(((10**9,),))},
+            {"drafting": specjax.drafting.Cascade(((10**9,),))},
             "drafts of 1000000000",
             "drafting=1000000000, max_new_tokens=128 or buckets=16",
         ),

@@ -1,4 +1,4 @@
-"""`Decoder(drafting=specjax.Cascade(...))`: drafters of several levels."""
+"""`Decoder(drafting=specjax.drafting.Cascade(...))`: drafters of several levels."""
 
 import dataclasses
 
@@ -42,15 +42,19 @@ def expected(models):
 
 def two(pair, named, **options):
     plan = {"lengths": K, "models": ("drafter", named.named["small"]), **options}
-    return specjax.Decoder(pair, drafting=specjax.Cascade(**plan), **SHAPE)
+    return specjax.Decoder(pair, drafting=specjax.drafting.Cascade(**plan), **SHAPE)
 
 
 DEEP = {"lengths": ((3, 1, 0, 2), (0, 2, 1, 0), (0, 0, 2, 1), (0, 0, 0, 3))}
-DEEP |= {"models": ("drafter", "small", "least"), "last": specjax.Lookup(overlap=True)}
+DEEP |= {"models": ("drafter", "small", "least"), "last": specjax.drafting.Lookup(overlap=True)}
 GREEDY = {
     "two": {"lengths": K, "models": ("drafter", "small"), "lenience": 3.0},
     "one after the other": {"lengths": ((3, 2), (0, 0)), "models": ("drafter", "small")},
-    "copies": {"lengths": ((3, 2), (0, 2)), "last": specjax.Lookup(), "rules": rules.TokenV3(0.7)},
+    "copies": {
+        "lengths": ((3, 2), (0, 2)),
+        "last": specjax.drafting.Lookup(),
+        "rules": rules.TokenV3(0.7),
+    },
     "deep": DEEP,
     "deep, cumulative": {**DEEP, "cumulative": True, "lenience": 2.0},
     "rules": {**DEEP, "rules": (rules.Lossless(), rules.TokenV3(0.6), None), "lenience": 5.0},
@@ -59,7 +63,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("name", variants(GREEDY, "two", "copies"))
 def test_greedy_outputs_are_the_verifier_s(models, expected, name):
-    plan = specjax.Cascade(**GREEDY[name])
+    plan = specjax.drafting.Cascade(**GREEDY[name])
     decoder = specjax.Decoder(models, drafting=plan, **SHAPE)
     result = decoder(PROMPTS)
     assert result.texts == expected
@@ -82,7 +86,7 @@ def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     alone = specjax.Decoder(pair.verifier, **shape)(prompts).texts
     kinds = {}
     for kind, models in {"path": ("drafter", least), "loaded": ("drafter", loaded)}.items():
-        plan = specjax.Cascade(lengths=[[2, 1], [0, 1]], models=models)
+        plan = specjax.drafting.Cascade(lengths=[[2, 1], [0, 1]], models=models)
         kinds[kind] = specjax.Decoder(pair, drafting=plan, **shape)
     assert kinds["path"](prompts).texts == alone
     # One and the same decoder: its programs are shared.
@@ -93,12 +97,14 @@ def test_models_are_given_by_name_by_directory_and_loaded(tmp_path):
     first, second = described["drafter"]["drafters"]
     assert (first["name"], first["min_draft"], second["name"]) == ("drafter", 2, "level_2")
     # Without a drafter of its own; a copy follows what the model alone has drafted.
-    plan = specjax.Cascade(lengths=[[2, 1], [0, 0]], models=(least,), last=specjax.Lookup())
+    plan = specjax.drafting.Cascade(
+        lengths=[[2, 1], [0, 0]], models=(least,), last=specjax.drafting.Lookup()
+    )
     assert specjax.Decoder(pair.verifier, drafting=plan, **shape)(prompts).texts == alone
 
 
 def test_a_stopping_policy_ends_the_drafts_of_the_lowest_model(pair, models, expected):
-    plan = specjax.Cascade(lengths=K, models=("drafter", models.named["small"]))
+    plan = specjax.drafting.Cascade(lengths=K, models=("drafter", models.named["small"]))
     decoder = specjax.Decoder(
         pair, drafting=plan, stopping=drafting.Confidence(0.6), min_draft=9, **SHAPE
     )
@@ -142,7 +148,9 @@ def test_a_rule_below_changes_what_a_rule_above_mixes(pair, models):
     shape = {**SHAPE, "max_new_tokens": 6}
     texts = {}
     for name, rule in {"keeps": rules.TokenV3(1.0), "reviews": rules.Lossless()}.items():
-        plan = specjax.Cascade(lengths=((2, 0), (0, 2)), models=("drafter", "least"), rules=rule)
+        plan = specjax.drafting.Cascade(
+            lengths=((2, 0), (0, 2)), models=("drafter", "least"), rules=rule
+        )
         decoder = specjax.Decoder(models, drafting=plan, rule=rules.TokenV3(1.0), **shape)
         texts[name] = decoder(PROMPTS).texts
     for name, level in {"keeps": "least", "reviews": "drafter"}.items():

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoding.method import jitted_init, jitted_run
 
 import specjax
 from specjax import decoding, drafting, rules
-from specjax.decoding.method import jitted_init, jitted_run
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.decoder import Chat
@@ -62,22 +62,22 @@ def pair():
 WAYS = {
     "pair": {"rule": rules.OPT(0.2)},
     "adaptive": {"stopping": drafting.Confidence(0.5)},
-    "lookup": {"drafting": specjax.Lookup()},
+    "lookup": {"drafting": specjax.drafting.Lookup()},
     "cascade": {
-        "drafting": specjax.Cascade(lengths=[[2, 1], [0, 2]], models=("drafter", "small")),
+        "drafting": specjax.drafting.Cascade(lengths=[[2, 1], [0, 2]], models=("drafter", "small")),
         "max_draft": None,
     },
-    "tokens": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.9), "max_draft": None},
+    "tokens": {"method": decoding.TokenCascade(), "rule": rules.Chow(0.9), "max_draft": None},
     "bild": {
-        "method": specjax.BiLDCascade(limit=4), "max_draft": None,
+        "method": decoding.BiLDCascade(limit=4), "max_draft": None,
         "rule": rules.FallbackRollback(rules.Chow(0.9), rules.BiLD(2.0)),
     },
-    "oracle": {"method": specjax.OracleCascade(), "rule": rules.Diff(0.0), "max_draft": None},
+    "oracle": {"method": decoding.OracleCascade(), "rule": rules.Diff(0.0), "max_draft": None},
     "kept": {
-        "method": specjax.SequenceCascade(), "rule": rules.SequenceChow(1.0), "max_draft": None,
+        "method": decoding.SequenceCascade(), "rule": rules.SequenceChow(1.0), "max_draft": None,
     },
     "deferred": {
-        "method": specjax.SequenceCascade(), "rule": rules.SequenceChow(0.0), "max_draft": None,
+        "method": decoding.SequenceCascade(), "rule": rules.SequenceChow(0.0), "max_draft": None,
     },
 }  # fmt: skip
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import Lookup, decoding, processors, rules, testing
-from specjax.text import Branches, Tree
+from specjax import decoding, processors, rules, testing
+from specjax.drafting import Branches, Lookup, Tree
 from specjax.tokenizers import ByteTokenizer
 from specjax.types import Sampling
 from tests.variants import variants

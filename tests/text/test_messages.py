@@ -105,12 +105,14 @@ def load(**options):
 def cascade(**options):
     """Of the drafter and a model below it."""
     below = {"lengths": ((2, 2), (0, 2)), "models": ("drafter", tiny_pair.tabular(3))}
-    return lambda: Decoder(pair(), drafting=specjax.Cascade(**{**below, **options}), **SHAPE)
+    return lambda: Decoder(
+        pair(), drafting=specjax.drafting.Cascade(**{**below, **options}), **SHAPE
+    )
 
 
 def copying(**options):
     """With a cascade that ends in copies."""
-    plan = specjax.Cascade(((2, 2), (0, 2)), last=specjax.Lookup())
+    plan = specjax.drafting.Cascade(((2, 2), (0, 2)), last=specjax.drafting.Lookup())
     return decoder(drafting=plan, **options)
 
 
@@ -124,9 +126,9 @@ def larger():
     return specjax.TextModel(testing.TabularModel(300, 1), table, words, name="bigger")
 
 
-TOKENS = specjax.TokenCascade()
-TREE = specjax.Tree(depth=2, width=2)
-BRANCHES = specjax.Branches(("drafter", specjax.Lookup(copies=2)))
+TOKENS = specjax.decoding.TokenCascade()
+TREE = specjax.drafting.Tree(depth=2, width=2)
+BRANCHES = specjax.drafting.Branches(("drafter", specjax.drafting.Lookup(copies=2)))
 K = ((1, 3), (0, 1))
 NO_CASCADE = "models must be a tuple of names, dire"
 NO_PROMPTS = "prompts must be a list of "
@@ -149,14 +151,17 @@ DECODERS = [
     (decoder(verification=0), "verification must be like "),
     (decoder(verification=verification.Block), "verification must be an instance, got the class"),
     (decoder(stopping=3), "stopping must be like drafting.FixedLength(), got 3"),
-    (decoder(method=3), "method must be like specjax.TokenCascade(), got 3"),
-    (decoder(method=specjax.TokenCascade), "method must be an instance, got the class Tok"),
+    (decoder(method=3), "method must be like specjax.decoding.TokenCascade(), got 3"),
+    (
+        decoder(method=specjax.decoding.TokenCascade),
+        "method must be an instance, got the class Tok",
+    ),
     (decoder(method=specjax.WithParams(3)), "method must be like decoding.Speculative(...), got 3"),
-    (decoder(drafting=3), "drafting must be like specjax.Lookup(), got 3"),
-    (decoder(drafting=specjax.Lookup), "drafting must be an instance, got the class"),
+    (decoder(drafting=3), "drafting must be like specjax.drafting.Lookup(), got 3"),
+    (decoder(drafting=specjax.drafting.Lookup), "drafting must be an instance, got the class"),
     (
         decoder(drafting=specjax.WithParams(3)),
-        "drafter must be like drafting.NeuralDrafter(...), got 3",
+        "drafter must be like drafting.Chain(...), got 3",
     ),
     (decoder(widths=(1, 2)), "G + 1 = 6, got (1, 2)"),
     (decoder(widths=3), "G + 1 = 6, got (3,)"),
@@ -223,58 +228,76 @@ DECODERS = [
         "rule must read only the drafter, got Diff",
     ),
     (
-        lambda: specjax.TokenCascade(limit=0),
+        lambda: specjax.decoding.TokenCascade(limit=0),
         "limit must be a whole number of at least 1, got 0",
     ),
 ]
 DRAFTS = [
-    (lambda: specjax.Lookup(min_match=0), "min_match must be a whole number of at least 1, got 0"),
-    (lambda: specjax.Lookup(max_copy=1.5), "max_copy must be a whole number of at least 1, got 1"),
-    (lambda: specjax.Lookup(max_ngram=0), "max_ngram must be a whole number of at least 1, got 0"),
-    (lambda: specjax.Lookup(bigram=7), "bigram=7 must be a path"),
-    (lambda: specjax.Lookup(copies=0), "copies must be a whole number of at least 1, got 0"),
     (
-        lambda: specjax.Lookup(copies=2, min_match=3),
+        lambda: specjax.drafting.Lookup(min_match=0),
+        "min_match must be a whole number of at least 1, got 0",
+    ),
+    (
+        lambda: specjax.drafting.Lookup(max_copy=1.5),
+        "max_copy must be a whole number of at least 1, got 1",
+    ),
+    (
+        lambda: specjax.drafting.Lookup(max_ngram=0),
+        "max_ngram must be a whole number of at least 1, got 0",
+    ),
+    (lambda: specjax.drafting.Lookup(bigram=7), "bigram=7 must be a path"),
+    (
+        lambda: specjax.drafting.Lookup(copies=0),
+        "copies must be a whole number of at least 1, got 0",
+    ),
+    (
+        lambda: specjax.drafting.Lookup(copies=2, min_match=3),
         "min_match must be left out with copies=2",
     ),
     (
-        decoder(drafting=specjax.Lookup(bigram="/absent")),
+        decoder(drafting=specjax.drafting.Lookup(bigram="/absent")),
         "/absent: no bigram table found",
     ),
-    (decoder(drafting=specjax.Lookup(bigram="built-in")), "has 2048 ids "),
+    (decoder(drafting=specjax.drafting.Lookup(bigram="built-in")), "has 2048 ids "),
     (
-        decoder(drafting=specjax.Lookup(), stopping=drafting.Entropy(1.0)),
+        decoder(drafting=specjax.drafting.Lookup(), stopping=drafting.Entropy(1.0)),
         "stopping must be left out: drafting=",
     ),
-    (decoder(drafting=specjax.Lookup(), min_draft=1), "min_draft must be left out: "),
+    (decoder(drafting=specjax.drafting.Lookup(), min_draft=1), "min_draft must be left out: "),
     (
-        decoder(drafting=specjax.Lookup(), rule=rules.OPT(0.1)),
-        "OPT reads the drafter's confidence, but LookupDrafter",
+        decoder(drafting=specjax.drafting.Lookup(), rule=rules.OPT(0.1)),
+        "OPT reads the drafter's confidence, but Lookup",
     ),
-    (decoder(drafting=specjax.Lookup(), verification=verification.GreedyBlock()), "GreedyBlock"),
     (
-        alone(drafting=specjax.Lookup(copies=3), max_draft=200),
+        decoder(drafting=specjax.drafting.Lookup(), verification=verification.GreedyBlock()),
+        "GreedyBlock",
+    ),
+    (
+        alone(drafting=specjax.drafting.Lookup(copies=3), max_draft=200),
         "trees of up to 600 tokens, and at most 512 are allowed",
     ),
-    (lambda: specjax.Tree(), "depth must be a whole number of at least 1, got None"),
-    (lambda: specjax.Tree(depth=3, width=0), "width must be a whole number of at least 1"),
-    (lambda: specjax.Tree(depth=40, width=3), f"{NO_TREE}: give a smaller"),
-    (lambda: specjax.Tree(depth=60, width=4, beam=4), NO_TREE),
-    (lambda: specjax.Tree(depth=10**9, width=2, beam=2), NO_TREE),
-    (lambda: specjax.Tree(depth=10**9, width=1), NO_TREE),
-    (lambda: specjax.Tree(parents=(0,) * 513), "or fewer parents"),
-    (lambda: specjax.Tree(depth=2, width=2, children="all"), "children must be one of 'top'"),
-    (lambda: specjax.Tree(depth=2, parents=(0, 0)), "must be left out: parents gives"),
-    (lambda: specjax.Tree(parents=(0, 2)), "parents[1] must be at most 1"),
+    (lambda: specjax.drafting.Tree(), "depth must be a whole number of at least 1, got None"),
+    (lambda: specjax.drafting.Tree(depth=3, width=0), "width must be a whole number of at least 1"),
+    (lambda: specjax.drafting.Tree(depth=40, width=3), f"{NO_TREE}: give a smaller"),
+    (lambda: specjax.drafting.Tree(depth=60, width=4, beam=4), NO_TREE),
+    (lambda: specjax.drafting.Tree(depth=10**9, width=2, beam=2), NO_TREE),
+    (lambda: specjax.drafting.Tree(depth=10**9, width=1), NO_TREE),
+    (lambda: specjax.drafting.Tree(parents=(0,) * 513), "or fewer parents"),
+    (
+        lambda: specjax.drafting.Tree(depth=2, width=2, children="all"),
+        "children must be one of 'top'",
+    ),
+    (lambda: specjax.drafting.Tree(depth=2, parents=(0, 0)), "must be left out: parents gives"),
+    (lambda: specjax.drafting.Tree(parents=(0, 2)), "parents[1] must be at most 1"),
     (
         decoder(drafting=TREE, verification=verification.Block()),
-        "Block cannot verify the trees of TreeDrafter: use Trav",
+        "Block cannot verify the trees of Tree: use Trav",
     ),
     (decoder(drafting=TREE, max_draft=3), "max_draft must be left out: drafting=Tree"),
     (decoder(verification=verification.Walk()), "Walk needs a drafter of trees"),
     *(
         (
-            lambda parts=parts: specjax.Branches(parts),
+            lambda parts=parts: specjax.drafting.Branches(parts),
             "parts must be a tuple of at least two drafters, plans",
         )
         for parts in (3, ("drafter",), ("drafter", 3))
@@ -288,11 +311,11 @@ DRAFTS = [
         "Block cannot verify the trees of BranchesDra",
     ),
     (
-        decoder(drafting=specjax.Branches(("drafter", "other"))),
+        decoder(drafting=specjax.drafting.Branches(("drafter", "other"))),
         "needs a model named other, got drafter",
     ),
     (
-        decoder(drafting=specjax.Lookup(copies=100, max_copy=6)),
+        decoder(drafting=specjax.drafting.Lookup(copies=100, max_copy=6)),
         "trees of up to 600 tokens, and at most",
     ),
     (cascade(lengths=[[2, 2]]), "K must have a row and a column for each of the 2 dr"),
@@ -318,24 +341,35 @@ DRAFTS = [
     (cascade(rules=rules.OPT([0.1, 0.2])), "rules must have scalar stre"),
     (cascade(rules=rules.OPT(0.1), lenience=2.0), "lenience must be left out: each"),
     (cascade(last=3), "last must be Lookup(...) or None, got 3"),
-    (cascade(last=specjax.Lookup(min_match=2)), "last must not set min_match, because K has"),
-    (cascade(verification=verification.GreedyBlock()), "GreedyBlock"),
-    (cascade(lengths=K, last=specjax.Lookup(copies=2)), "last must not set copies, because"),
-    (cascade(lengths=K, last=specjax.Lookup(), width=1), "width must be a whole number of at"),
     (
-        cascade(lengths=K, models=("drafter",), last=specjax.Lookup(), width=500),
+        cascade(last=specjax.drafting.Lookup(min_match=2)),
+        "last must not set min_match, because K has",
+    ),
+    (cascade(verification=verification.GreedyBlock()), "GreedyBlock"),
+    (
+        cascade(lengths=K, last=specjax.drafting.Lookup(copies=2)),
+        "last must not set copies, because",
+    ),
+    (
+        cascade(lengths=K, last=specjax.drafting.Lookup(), width=1),
+        "width must be a whole number of at",
+    ),
+    (
+        cascade(lengths=K, models=("drafter",), last=specjax.drafting.Lookup(), width=500),
         "at most 512 are allowed: draft fewer",
     ),
     (
         lambda: cascade(
             models=("drafter",),
-            last=specjax.Lookup(bigram=Bigram(np.full(50, -1, np.int32), "of other words")),
+            last=specjax.drafting.Lookup(
+                bigram=Bigram(np.full(50, -1, np.int32), "of other words")
+            ),
         )(),
         "the bigram table has 50 ids",
     ),
     (
-        cascade(models=("drafter",), last=specjax.Lookup(), rules=rules.OPT(0.1)),
-        "OPT reads the drafter's confidence, but LookupDrafter has none",
+        cascade(models=("drafter",), last=specjax.drafting.Lookup(), rules=rules.OPT(0.1)),
+        "OPT reads the drafter's confidence, but Lookup has none",
     ),
     (copying(max_draft=3), "max_draft must be left out: K has"),
     (copying(stopping=drafting.CostAware()), "CostAware needs a single drafter"),
@@ -369,7 +403,7 @@ PROCESSORS = [
         "processors must be given once",
     ),
     (
-        processing(SUPPRESS, drafting=specjax.Lookup(), rule=rules.Lossy(0.4)),
+        processing(SUPPRESS, drafting=specjax.drafting.Lookup(), rule=rules.Lossy(0.4)),
         "SuppressTokens cannot be used with rule Lossy here, ",
     ),
     (
@@ -572,7 +606,7 @@ SETTINGS = [
     (
         setting(drafting="Tree(depth=3, width=2)", verification="Block"),
         "verification='Block', drafting='Tree(depth=3, width=2)' cannot be combined: Block cannot "
-        "verify the trees of TreeDrafter: use Traversal",
+        "verify the trees of Tree: use Traversal",
     ),
     (
         setting(processors=("MinP(0.1, min_p=0.2)",)),

@@ -287,7 +287,7 @@ def test_a_registered_class_is_named_like_others(registered):
     assert setting.rule == "Halfway(0.3)" and setting.strength == 0.3
     assert isinstance(setting.part("rule"), Halfway)
     assert isinstance(make_part("rule", "Budgeted(Halfway(0.3), 0.1)").rule, Halfway)
-    with pytest.raises(ValueError, match="drafting must be like specjax.Lookup"):
+    with pytest.raises(ValueError, match="drafting must be like specjax.drafting.Lookup"):
         Setting(drafting="Halfway(0.3)")
     with pytest.raises(MisfitError, match="stopping must be like"):
         Setting(stopping="Halfway(0.3)")

@@ -1,15 +1,16 @@
 """`Decoder(drafting=...)`: drafts copied from the text, alone or before a model's."""
 
 import dataclasses
+from types import MappingProxyType
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting, testing, verification
+from specjax import drafting, testing, types, verification
 from specjax.drafting import Bigram
-from specjax.text import drafts, setting
+from specjax.text import setting
 from specjax.types import Sampling
 from tests import tiny_pair
 
@@ -33,7 +34,7 @@ def expected(pair):
 
 
 def test_lookups_alone_need_no_drafter(pair, expected):
-    plan = specjax.Lookup(overlap=True)
+    plan = specjax.drafting.Lookup(overlap=True)
     decoders = [
         specjax.Decoder(models, drafting=plan, max_draft=4, **SHAPE)
         for models in (pair.verifier, pair)
@@ -44,11 +45,11 @@ def test_lookups_alone_need_no_drafter(pair, expected):
     assert results[0].info.tokens_per_verifier_call > 2
     # The drafter is not used, and determines nothing.
     assert "drafter" in pair.named and set(decoders[1].describe()["models"]) == {"verifier"}
-    assert "LookupDrafter" in str(decoders[1].describe()["drafter"])
+    assert "Lookup" in str(decoders[1].describe()["drafter"])
 
 
 def test_lookups_before_the_drafter(pair, expected):
-    plan = specjax.Lookup(min_match=6, max_copy=7)
+    plan = specjax.drafting.Lookup(min_match=6, max_copy=7)
     decoder = specjax.Decoder(
         pair, drafting=plan, max_draft=3, stopping=drafting.Confidence(0.1), **SHAPE
     )
@@ -56,7 +57,7 @@ def test_lookups_before_the_drafter(pair, expected):
     assert result.texts == expected
     assert decoder.method.max_draft == 7
     drafter = decoder.method.drafter
-    assert isinstance(drafter, drafting.LookupFirst) and drafter.drafter.max_draft == 3
+    assert isinstance(drafter, drafting.lookup.LookupFirst) and drafter.drafter.max_draft == 3
     assert result[0].info.calls["drafter"] > 0
     assert result.info.per_row.drafted_lengths[:, 4:].sum() > 0, "nothing was copied"
 
@@ -71,7 +72,7 @@ def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypa
 
     monkeypatch.setattr(setting, "measure_costs", measured)
     policy = {"max_draft": 3, "stopping": drafting.CostAware()}
-    plan = specjax.Lookup(min_match=2, max_copy=6)
+    plan = specjax.drafting.Lookup(min_match=2, max_copy=6)
     decoder = specjax.Decoder(pair, drafting=plan, **policy, **SHAPE)
     assert asked == [(1, 2, 4, 7)] and decoder.method.verifier_widths == asked[0]
     assert decoder.method.drafter.drafter.max_draft == 3
@@ -79,7 +80,9 @@ def test_costs_are_those_of_the_widths_that_copies_need(pair, expected, monkeypa
     with pytest.raises(ValueError, match=r"G \+ 1 = 7, got \(1, 4\)"):
         specjax.Decoder(pair, drafting=plan, widths=(1, 4), **policy, **SHAPE)
     with pytest.raises(ValueError, match="stopping must be left out: drafting=Lookup"):
-        specjax.Decoder(pair, drafting=specjax.Lookup(), stopping=drafting.CostAware(), **SHAPE)
+        specjax.Decoder(
+            pair, drafting=specjax.drafting.Lookup(), stopping=drafting.CostAware(), **SHAPE
+        )
 
 
 def test_a_bigram_table_goes_on_and_is_known_by_the_fingerprint(pair, expected):
@@ -89,7 +92,10 @@ def test_a_bigram_table_goes_on_and_is_known_by_the_fingerprint(pair, expected):
     tables = [Bigram(successors, words), Bigram(np.roll(successors, 1), words)]
     decoders = [
         specjax.Decoder(
-            pair.verifier, drafting=specjax.Lookup(min_ngram=30, bigram=table), max_draft=4, **SHAPE
+            pair.verifier,
+            drafting=specjax.drafting.Lookup(min_ngram=30, bigram=table),
+            max_draft=4,
+            **SHAPE,
         )
         for table in tables
     ]
@@ -100,12 +106,12 @@ def test_a_bigram_table_goes_on_and_is_known_by_the_fingerprint(pair, expected):
 
 def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
     @dataclasses.dataclass(frozen=True)
-    class Middle(drafts.DraftPlan):
-        needs = ("middle",)
+    class Middle(types.Drafting):
+        model_names = ("middle",)
+        left_out = MappingProxyType({})
 
-        def make(self, given):
-            drafter, params = given.neural("middle")
-            return drafts.Planned(drafter, params, params.stopping)
+        def bind(self, models):
+            return specjax.drafting.Chain("middle").bind(models)
 
     models = specjax.Models(verifier=pair.verifier, middle=pair.verifier, drafter=pair.drafter)
     decoder = specjax.Decoder(models, drafting=Middle(), max_draft=3, **SHAPE)
@@ -117,7 +123,7 @@ def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
 
 
 def test_the_trees_of_ones_own_drafter_may_have_any_size(pair):
-    large = drafting.LookupTreeDrafter(drafting.LookupDrafter(259, 200), 3)
+    large = drafting.lookup.LookupTree(drafting.Lookup(max_copy=200, vocab_size=259), 3)
     own = specjax.WithParams(large)
     options = {"verification": verification.Traversal()}
     assert specjax.Decoder(pair.verifier, drafting=own, **options).method.max_draft == 600
@@ -125,5 +131,5 @@ def test_the_trees_of_ones_own_drafter_may_have_any_size(pair):
 
 def test_the_built_in_pair_has_a_table_of_its_own_vocabulary():
     built_in = specjax.load_pair().verifier
-    decoder = specjax.Decoder(built_in, drafting=specjax.Lookup(bigram="built-in"))
+    decoder = specjax.Decoder(built_in, drafting=specjax.drafting.Lookup(bigram="built-in"))
     assert np.mean(np.asarray(decoder.params.drafter) >= 0) > 0.5

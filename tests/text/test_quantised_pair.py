@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import specjax
-from specjax import Cascade, Decoder, Sampling
-from specjax.drafting import HeadEstimate, Survival
+from specjax import Decoder, Sampling
+from specjax.drafting import Cascade, HeadEstimate, Survival
 from specjax.models import Int8Weight
 from specjax.text.directories import built_in_pair
 from specjax.training.head_recipe import _check_pair
@@ -61,7 +61,7 @@ def test_greedy_drafts_give_the_text_of_the_verifier_alone(pair, drafts):
     more = {
         "drafter": {},
         "head": {"stopping": Survival(HeadEstimate(), 0.3)},
-        "lookup": {"drafting": specjax.Lookup()},
+        "lookup": {"drafting": specjax.drafting.Lookup()},
         "cascade": {
             "drafting": Cascade(
                 ((2, 1), (0, 2)),

@@ -16,8 +16,8 @@ METHODS = {
     "block": {"rule": rules.OPT(0.2), "max_draft": 2},
     "greedy block": {"verification": verification.GreedyBlock(), "max_draft": 2},
     "processor": {"processors": (processors.FrequencyPenalty(0.8),), "max_draft": 2},
-    "copied drafts": {"drafting": specjax.Lookup(), "max_draft": 3},
-    "token cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.5)},
+    "copied drafts": {"drafting": specjax.drafting.Lookup(), "max_draft": 3},
+    "token cascade": {"method": specjax.decoding.TokenCascade(), "rule": rules.Chow(0.5)},
     "alone": {},
 }
 

@@ -72,7 +72,7 @@ def test_a_setting_is_json_and_its_key_is_its_own():
         ({"top_p": 1}, {"top_p": 1.0}),
         (
             {"drafting": "tree(depth=2, width=2)", "verification": "traversal"},
-            {"drafting": specjax.Tree(depth=2, width=2)},
+            {"drafting": specjax.drafting.Tree(depth=2, width=2)},
         ),
         ({"top_k": np.int32(3)}, {"top_k": 3}),
         ({"rule": rules.OPT(0.2)}, {"rule": "OPT(0.2)"}),
@@ -163,14 +163,14 @@ SAME = {
         Setting(stopping="Confidence(0.4)", max_draft=8),
         {"stopping": drafting.Confidence(0.4), "max_draft": 8},
     ),
-    "lookup": (Setting(drafting="Lookup"), {"drafting": specjax.Lookup()}),
+    "lookup": (Setting(drafting="Lookup"), {"drafting": specjax.drafting.Lookup()}),
     "tree": (
         Setting(drafting="Tree(depth=2, width=2)"),
-        {"drafting": specjax.Tree(depth=2, width=2)},
+        {"drafting": specjax.drafting.Tree(depth=2, width=2)},
     ),
     "cascade": (
         Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)"),
-        {"rule": rules.Chow(0.3), "method": specjax.TokenCascade(limit=4)},
+        {"rule": rules.Chow(0.3), "method": specjax.decoding.TokenCascade(limit=4)},
     ),
 }
 

@@ -30,8 +30,8 @@ DECODERS = {
         "stopping": drafting.Confidence(0.4),
         "processors": (processors.NoRepeatNgram(3), processors.MinP(0.05)),
     },
-    "lookup": {"drafting": specjax.Lookup()},
-    "cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.3)},
+    "lookup": {"drafting": specjax.drafting.Lookup()},
+    "cascade": {"method": specjax.decoding.TokenCascade(), "rule": rules.Chow(0.3)},
 }
 
 

@@ -122,7 +122,7 @@ def test_an_end_inside_a_block_cuts_the_sources(pair):
 
 
 def test_each_position_has_the_name_of_its_drafter(models):
-    plan = specjax.Cascade(((2, 1), (0, 0)), models=("drafter", "small"))
+    plan = specjax.drafting.Cascade(((2, 1), (0, 0)), models=("drafter", "small"))
     decoder = specjax.Decoder(models, drafting=plan, **GREEDY)
     for row in decoder(PROMPTS, sources=True):
         large, small = (agreeing(models.named[name], row) for name in ("drafter", "small"))
@@ -135,7 +135,7 @@ def test_each_position_has_the_name_of_its_drafter(models):
 
 
 def test_a_reviewer_has_its_own_tokens(models):
-    plan = specjax.Cascade(((3, 0), (0, 2)), models=("drafter", "small"))
+    plan = specjax.drafting.Cascade(((3, 0), (0, 2)), models=("drafter", "small"))
     decoder = specjax.Decoder(models, drafting=plan, **GREEDY)
     found = collections.Counter()
     for row in decoder(PROMPTS, sources=True):
@@ -157,7 +157,9 @@ def test_a_reviewer_has_its_own_tokens(models):
 
 
 def test_copies_come_from_the_lookup(pair):
-    decoder = specjax.Decoder(pair, drafting=specjax.Lookup(min_match=3), max_draft=G, **GREEDY)
+    decoder = specjax.Decoder(
+        pair, drafting=specjax.drafting.Lookup(min_match=3), max_draft=G, **GREEDY
+    )
     result = decoder(PROMPTS, sources=True)
     copied = 0
     for row in result:
@@ -177,10 +179,10 @@ def test_cascades_have_the_name_of_the_model_that_wrote(pair):
     chow = rules.Chow(0.9)
     fallback = rules.FallbackRollback(fallback=chow, rollback=rules.BiLD(2.0))
     cases = [
-        (specjax.TokenCascade(), chow),
-        (specjax.BiLDCascade(), fallback),
-        (specjax.OracleCascade(), rules.Diff(0.01)),
-        (specjax.SequenceCascade(), rules.SequenceChowLog(60.0)),
+        (specjax.decoding.TokenCascade(), chow),
+        (specjax.decoding.BiLDCascade(), fallback),
+        (specjax.decoding.OracleCascade(), rules.Diff(0.01)),
+        (specjax.decoding.SequenceCascade(), rules.SequenceChowLog(60.0)),
     ]
     for method, rule in cases:
         decoder = specjax.Decoder(pair, method=method, rule=rule, **SHAPE)
@@ -190,7 +192,7 @@ def test_cascades_have_the_name_of_the_model_that_wrote(pair):
             # An end-of-sequence token has no source.
             assert row.info.deferrals - row.ended <= wrote <= row.info.deferrals, method
             assert row.sources.count("drafter") == len(row.tokens) - wrote
-            if isinstance(method, specjax.SequenceCascade):
+            if isinstance(method, specjax.decoding.SequenceCascade):
                 assert len(set(row.sources)) == 1
         assert {"drafter", "verifier"} == set().union(*(row.sources for row in result)), method
     alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS[:1], sources=True)[0]
@@ -230,11 +232,13 @@ def test_a_mesh_a_slot_and_an_engine_change_nothing(models, pair):
 
 
 def test_programs_without_sources_know_nothing_of_them(models, pair):
-    plan = specjax.Cascade(((2, 1), (0, 2)), models=("drafter", "small"))
+    plan = specjax.drafting.Cascade(((2, 1), (0, 2)), models=("drafter", "small"))
     decoders = [
         specjax.Decoder(pair, max_draft=G, **SHAPE),
         specjax.Decoder(models, drafting=plan, **SHAPE),
-        specjax.Decoder(pair, method=specjax.TokenCascade(), rule=rules.Chow(0.5), **SHAPE),
+        specjax.Decoder(
+            pair, method=specjax.decoding.TokenCascade(), rule=rules.Chow(0.5), **SHAPE
+        ),
     ]
     batch = PromptBatch(
         np.ones((2, 32), np.int32), np.ones(2, np.int32), np.arange(2), np.full(2, 16)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import rules, testing, verification
+from specjax import decoding, rules, testing, verification
 from specjax.partitioning import make_mesh
 from specjax.text import stops
 from specjax.text.directories import built_in_pair
@@ -93,12 +93,12 @@ METHODS = {
     "token, OPT": {"rule": rules.OPT(0.3), "verification": verification.Token()},
     "greedy block": {"verification": verification.GreedyBlock(), "max_draft": 3},
     "any length": {"stopping": specjax.drafting.Confidence(0.3), "max_draft": 4},
-    "lookup": {"drafting": specjax.Lookup()},
+    "lookup": {"drafting": specjax.drafting.Lookup()},
     "alone": {},
-    "token cascade": {"method": specjax.TokenCascade(), "rule": rules.Chow(0.7)},
-    "oracle": {"method": specjax.OracleCascade(), "rule": rules.Diff(0.1)},
+    "token cascade": {"method": decoding.TokenCascade(), "rule": rules.Chow(0.7)},
+    "oracle": {"method": decoding.OracleCascade(), "rule": rules.Diff(0.1)},
     "BiLD": {
-        "method": specjax.BiLDCascade(),
+        "method": decoding.BiLDCascade(),
         "rule": rules.FallbackRollback(rules.Chow(0.7), rules.BiLD(2.0)),
     },
 }
@@ -163,7 +163,7 @@ def test_the_sequence_cascade_decides_about_the_cut_response(pair):
     ]
     for strength, result in zip((0.0, 1.0), alone, strict=True):
         decoder = specjax.Decoder(
-            pair, method=specjax.SequenceCascade(), rule=rules.SequenceChow(strength), stop=STOPS,
+            pair, method=decoding.SequenceCascade(), rule=rules.SequenceChow(strength), stop=STOPS,
             **options,
         )  # fmt: skip
         cascade = decoder(PROMPTS)

@@ -104,7 +104,7 @@ def test_rows_of_any_method_are_their_pieces():
     for parts in (
         {"verification": verification.GreedyBlock(), "max_draft": 3},
         {"stopping": drafting.Confidence(0.3), "rule": rules.OPT(0.1)},
-        {"method": specjax.TokenCascade(), "rule": rules.Chow(0.5)},
+        {"method": specjax.decoding.TokenCascade(), "rule": rules.Chow(0.5)},
     ):
         decoder = specjax.Decoder(models, max_new_tokens=12, batch_size=4, buckets=(16,), **parts)
         found = dict.fromkeys(range(11), "")

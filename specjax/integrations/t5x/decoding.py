@@ -4,6 +4,7 @@ Axes: B rows of T5X's batch, n decodes of each, L longest output, P prompt lengt
 """
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import math
@@ -24,11 +25,11 @@ from specjax import text
 from specjax.checks import in_names
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.method import check_strengths
-from specjax.drafting import FixedLength, NeuralDrafter, NeuralDrafterParams
-from specjax.drafting.neural import catches_up_on
+from specjax.drafting import Chain, FixedLength, Lookup
+from specjax.drafting.chain import ChainParams, catches_up_on
 from specjax.errors import UserError
 from specjax.integrations.t5x.call import Call
-from specjax.text.drafts import Lookup, OwnDrafts, WithParams
+from specjax.text.drafts import WithParams
 from specjax.text.setting import OF_DRAFTS, check_single
 from specjax.types import (
     DecodeState,
@@ -48,8 +49,7 @@ _FILES = (
 )
 # What messages say beside parameters, in the words of gin files.
 _PHRASES = {
-    "LookupDrafter": "Lookup",
-    "NeuralDrafter has fixed_length=False": "STOPPING ends them earlier",
+    "Chain has fixed_length=False": "STOPPING ends them earlier",
 }
 _NEEDS_DRAFTER = (
     "{} must be left out, because there is no drafter; give drafter_module, or Setting.drafting"
@@ -145,14 +145,16 @@ def check_supported(given: Any) -> None:
         if getattr(given, name) != getattr(usual, name):
             raise UserError(f"{name} must be left out in T5X, got {getattr(given, name)!r}")
     check_single(given)
-    plan = given.plan
-    if isinstance(plan, Lookup) and (plan.bigram, plan.min_match, plan.copies) != (None, None, 1):
+    drafts = given.part("drafting")
+    if isinstance(drafts, Lookup):
+        if (drafts.bigram, drafts.min_match, drafts.copies) != (None, None, 1):
+            raise UserError(
+                "drafting must be Lookup() without bigram, min_match and copies in T5X, got "
+                f"{given.drafting}"
+            )
+    elif not isinstance(drafts, WithParams | None):
         raise UserError(
-            f"drafting must be Lookup() without bigram, min_match and copies in T5X, got {plan}"
-        )
-    if given.drafting is not None and not isinstance(plan, Lookup | OwnDrafts):
-        raise UserError(
-            f"drafting must be Lookup() or WithParams(drafter, params) in T5X, got {plan}"
+            f"drafting must be Lookup() or WithParams(drafter, params) in T5X, got {given.drafting}"
         )
 
 
@@ -193,11 +195,11 @@ def run_loop(
         raise UserError(_NEEDS_DRAFTER.format("draft_limit"))
     if isinstance(method, Speculative):
         _check_draft_limit(method, call.draft_limit)
-        plan = setting.plan
-        proposer_params = plan.own.params if isinstance(plan, OwnDrafts) else ()
+        own = setting.part("drafting")
+        proposer_params = own.params if isinstance(own, WithParams) else ()
         if drafter is not None:
             numbers = jax.tree.map(jnp.asarray, _stopping(setting)[1])
-            proposer_params = NeuralDrafterParams(drafter.params, numbers)
+            proposer_params = ChainParams(drafter.params, numbers)
         params = MethodParams(verifier.params, proposer_params, call.by_row(rule))
     if call.max_steps is not None:
         batch = batch._replace(limits=jnp.minimum(batch.limits, call.max_steps))
@@ -225,21 +227,22 @@ def method_of(
     eos_ids: tuple[int, ...] = (),
 ) -> Method:
     """The method, without a drafter the verifier alone; a `rule` replaces gin's."""
-    plan, longest = setting.plan, setting.longest or 0
+    drafts, longest = setting.part("drafting"), setting.longest
     proposer: Any = None
-    if isinstance(plan, OwnDrafts):
-        proposer = plan.own.part
-    elif isinstance(plan, Lookup):
-        proposer = plan.copier(verifier.vocab_size, plan.max_copy or longest)
+    if isinstance(drafts, WithParams):
+        proposer = drafts.part
+    elif isinstance(drafts, Lookup):
+        sizes: Any = {"max_copy": drafts.max_copy or longest, "vocab_size": verifier.vocab_size}
+        proposer = dataclasses.replace(drafts, **sizes)
     elif drafter is not None:
         stopping = _stopping(setting)[0]
         # A draft of a fixed length continues: so rows do not depend on each other's passes.
         ends = () if stopping.is_fixed else eos_ids
-        proposer = NeuralDrafter(
+        proposer = Chain(
             drafter,
             longest,
             stopping,
-            setting.min_draft,
+            min_draft=setting.min_draft,
             eos_ids=ends,
             catches_up=catches_up_on(jax.default_backend()),
         )

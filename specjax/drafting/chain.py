@@ -1,9 +1,10 @@
-"""A drafter that draws from a language model, token by token.
+"""Drafts that a language model draws, token by token.
 
 Axes: B rows, G longest block, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from specjax.checks import check_count
+from specjax.checks import check_count, check_flag
 from specjax.decoding import history as history_lib
 from specjax.decoding.blocks import empty_block
 from specjax.decoding.history import History, put_column
@@ -35,15 +36,17 @@ from specjax.types import (
     DraftBlock,
     Drafter,
     DraftInputs,
+    DraftModels,
     DraftTraits,
     Drawn,
-    LanguageModel,
     Params,
     Processing,
     Prompts,
-    Stopping,
     row_axes,
 )
+
+# The longest drafts where nothing else is chosen.
+USUAL_LENGTH = 5
 
 
 def catches_up_on(platform: str) -> bool:
@@ -55,14 +58,14 @@ def catches_up_on(platform: str) -> bool:
     return platform != "cpu"
 
 
-class NeuralDrafterParams(NamedTuple):
+class ChainParams(NamedTuple):
     """Attributes: the parameters of the small model and of the stopping policy."""
 
     model: Params
     stopping: Params = ()
 
 
-class NeuralDrafterState(NamedTuple):
+class ChainState(NamedTuple):
     """The state of a neural drafter between rounds.
 
     Attributes:
@@ -98,16 +101,25 @@ class ModelDrafter(Drafter):
     """What drafters of one language model share.
 
     Attributes:
-      model: the language model.
+      model: the language model, or its name until it is bound.
       name: its passes are counted under this name.
     """
 
-    model: LanguageModel
+    model: Any
     name: str
 
     @property
     def vocab_size(self) -> int:
-        return self.model.vocab_size
+        return self.model.vocab_size if self.is_bound else 0
+
+    @property
+    def path(self) -> int:
+        """The length of the longest path of a draft."""
+        return self.max_draft
+
+    @property
+    def is_bound(self) -> bool:
+        return not isinstance(self.model, str)
 
     @property
     def has_confidence(self) -> bool:
@@ -120,37 +132,37 @@ class ModelDrafter(Drafter):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.model.prompt_positions(input_lengths, prefix_lengths)
 
-    def prefill(
-        self, params: NeuralDrafterParams, prompts: Prompts, max_length: int
-    ) -> NeuralDrafterState:
+    def prefill(self, params: ChainParams, prompts: Prompts, max_length: int) -> ChainState:
         filled = self.model.prefill(params.model, prompts, max_length)
         history = history_lib.begin(filled, max_length, self.max_draft)
-        return NeuralDrafterState(filled.cache, filled.positions, history)
+        return ChainState(filled.cache, filled.positions, history)
 
-    def mark(self, state: NeuralDrafterState) -> Array:
+    def mark(self, state: ChainState) -> Array:
         return state.positions
 
-    def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
+    def rewind(self, state: ChainState, mark: Array) -> ChainState:
         return state._replace(positions=mark)
 
-    def state_axes(self, state: NeuralDrafterState) -> Axes:
+    def state_axes(self, state: ChainState) -> Axes:
         axes = row_axes(state._replace(cache=()))
         return axes._replace(cache=self.model.cache_axes(state.cache))
 
 
 @dataclasses.dataclass(frozen=True)
-class NeuralDrafter(ModelDrafter):
-    """Draws up to `max_draft` tokens from a small model. Its parameters: `NeuralDrafterParams`.
+class Chain(ModelDrafter):
+    """A model draws up to `max_draft` tokens: how a `Decoder` drafts by default.
 
     A row that lags behind the committed tokens catches up in the first step of its next draft.
 
     Attributes:
-      model: the small language model.
-      max_draft: G >= 1.
-      stopping: the policy that ends drafts earlier.
+      model: a name of the decoder's models, a draft head among them; or a language model.
+      max_draft: G >= 1; None for the decoder's.
+      stopping: the policy that ends drafts earlier; None for the decoder's, or for none.
+      greedy: whether it drafts its most probable tokens at any temperature, for draft heads. Each
+        is then certain: its distribution is one-hot.
       min_draft: no draft ends before this many tokens, whatever the policy decides; 0 .. G. A lower
         limit of a row has priority.
-      name: its passes are counted under this name.
+      name: its passes are counted under this name; by default the model's.
       catches_up: whether the last token of a draft that is accepted whole is read in the first step
         of the next draft, which then reads two tokens: worth it if two tokens take as long as one.
         Otherwise it takes its own pass, unless the rule needs that pass anyway.
@@ -158,9 +170,10 @@ class NeuralDrafter(ModelDrafter):
         of the text. Drafts then differ in length (see `DraftTraits.fixed_length`).
     """
 
-    model: LanguageModel
-    max_draft: int
-    stopping: Stopping = FixedLength()  # noqa: RUF009  immutable
+    model: Any = "drafter"
+    max_draft: Any = None
+    stopping: Any = None
+    greedy: bool = False
     min_draft: int = 0
     name: str = "drafter"
     eos_ids: tuple[int, ...] = ()
@@ -170,16 +183,26 @@ class NeuralDrafter(ModelDrafter):
     _lags: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_model("model", self.model)
-        check_count("max_draft", self.max_draft, "decode with the verifier alone to draft nothing")
+        check_flag("greedy", self.greedy)
         check_count("min_draft", self.min_draft, "give a whole number", low=0)
-        if self.min_draft > self.max_draft:
-            raise UserError(
-                f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}: "
-                "give a smaller min_draft or a larger max_draft"
-            )
+        if self.max_draft is not None or self.is_bound:
+            remedy = "decode with the verifier alone to draft nothing"
+            check_count("max_draft", self.max_draft, remedy)
+            if self.min_draft > self.max_draft:
+                raise UserError(
+                    f"min_draft must be at most max_draft = {self.max_draft}, got "
+                    f"{self.min_draft}: give a smaller min_draft or a larger max_draft"
+                )
+        if self.stopping is not None:
+            check_policy(self.stopping)
+        if not self.is_bound:
+            object.__setattr__(self, "name", self.model)
+            return
+        check_model("model", self.model)
+        object.__setattr__(self, "stopping", self.stopping or FixedLength())
+        if self.greedy and self._lags:
+            raise UserError(f"greedy must be False: {self.name} is not a draft head")
         self.check_within(0)
-        check_policy(self.stopping)
         estimate = getattr(self.stopping, "estimate", None)
         if getattr(estimate, "reads_odds", False) and not self.model.gives_odds:
             raise UserError(
@@ -188,9 +211,41 @@ class NeuralDrafter(ModelDrafter):
             )
         check_eos_ids(self.eos_ids, self.vocab_size)
 
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        return {}
+
+    @property
+    def weighs_costs(self) -> bool:
+        return self.model == "drafter"
+
+    def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
+        from specjax.drafting.heads import with_network  # whose classes derive from this one
+
+        small = models.model(self.model)
+        stopping, params = models.policy(small, self.stopping)
+        longest = self.max_draft or models.max_draft
+        if longest is None:
+            longest, most = USUAL_LENGTH, None if small is None else small.model.most_drafts
+            if most is not None:
+                # A rule that reads the drafter after a whole draft needs one more of its tokens.
+                longest = min(longest, most - models.rule.reads_draft)
+        chain = dataclasses.replace(
+            self,
+            max_draft=longest,
+            stopping=stopping,
+            # A level of a cascade may draft fewer tokens.
+            min_draft=self.min_draft or min(models.min_draft, self.max_draft or models.min_draft),
+            # A draft of fixed length continues after an end, so rows stay independent.
+            eos_ids=() if stopping.is_fixed else models.eos_ids,
+        )
+        chain, network = (chain, ()) if small is None else with_network(chain, small, models)
+        return chain, ChainParams(network, params)
+
     def check_within(self, before: int) -> None:
-        kind, longest = type(self).__name__, self.max_draft
-        check_rollback(self.model, before + longest + 1, f"{kind} with max_draft={longest}")
+        if self.is_bound:
+            kind, longest = type(self).__name__, self.max_draft
+            check_rollback(self.model, before + longest + 1, f"{kind} with max_draft={longest}")
 
     @property
     def num_uniforms(self) -> int:
@@ -203,14 +258,15 @@ class NeuralDrafter(ModelDrafter):
 
     @property
     def traits(self) -> DraftTraits:
-        fixed = self.stopping.is_fixed and not self.eos_ids
+        stopping = self.stopping or FixedLength()
+        fixed = stopping.is_fixed and not self.eos_ids
         return DraftTraits(
-            prefix_only=not self.stopping.reads_past,
-            random_stops=self.stopping.is_random,
+            prefix_only=not stopping.reads_past,
+            random_stops=stopping.is_random,
             fixed_length=fixed,
             independent_rows=fixed,
             catches_up=self.catches_up,
-            processes=self.model.predicts_all,
+            processes=not self.is_bound or self.model.predicts_all,
         )
 
     def describe(self) -> Any:
@@ -224,22 +280,18 @@ class NeuralDrafter(ModelDrafter):
             "catches_up": self.catches_up,
         }
 
-    def prefill(
-        self, params: NeuralDrafterParams, prompts: Prompts, max_length: int
-    ) -> NeuralDrafterState:
+    def prefill(self, params: ChainParams, prompts: Prompts, max_length: int) -> ChainState:
         state = super().prefill(params, prompts, max_length)
         rows = prompts.inputs.shape[0]
         past = first_past(self.stopping, params.stopping, rows, self.max_draft)
         return state._replace(past=past)
 
-    def draft_limits(
-        self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
-    ) -> Array:
+    def draft_limits(self, params: ChainParams, state: ChainState, limits: Array) -> Array:
         return self._begin(params, state, limits)[0]
 
     def propose(
-        self, params: NeuralDrafterParams, state: NeuralDrafterState, inputs: DraftInputs
-    ) -> tuple[DraftBlock, NeuralDrafterState]:
+        self, params: ChainParams, state: ChainState, inputs: DraftInputs
+    ) -> tuple[DraftBlock, ChainState]:
         longest, vocab = self.max_draft, self.vocab_size
         rows, active = inputs.tokens.size, inputs.active
         limits, policy = self._begin(params, state, inputs.limits)
@@ -321,11 +373,11 @@ class NeuralDrafter(ModelDrafter):
 
     def bonus(
         self,
-        params: NeuralDrafterParams,
-        state: NeuralDrafterState,
+        params: ChainParams,
+        state: ChainState,
         inputs: DraftInputs,
         block: DraftBlock,
-    ) -> tuple[Bonus, NeuralDrafterState]:
+    ) -> tuple[Bonus, ChainState]:
         drafted = jnp.concatenate([inputs.tokens[:, None], block.tokens], axis=1)
         last = jnp.take_along_axis(drafted, block.num_drafted[:, None], axis=1)[:, 0]
         at = state.positions + block.num_drafted
@@ -340,8 +392,8 @@ class NeuralDrafter(ModelDrafter):
         return Bonus(q, q_conf, {self.name: jnp.int32(1)}), state
 
     def commit(
-        self, state: NeuralDrafterState, tokens: Array, counts: Array, hidden: Array | None = None
-    ) -> NeuralDrafterState:
+        self, state: ChainState, tokens: Array, counts: Array, hidden: Array | None = None
+    ) -> ChainState:
         drafted, lags = state.history.drafted, not self.traits.catches_up
         return state._replace(
             positions=state.positions + counts,
@@ -349,16 +401,14 @@ class NeuralDrafter(ModelDrafter):
             past=learn(self.stopping, state.past, drafted, tokens, counts, lags=lags),
         )
 
-    def rewind(self, state: NeuralDrafterState, mark: Array) -> NeuralDrafterState:
+    def rewind(self, state: ChainState, mark: Array) -> ChainState:
         past = state.past
         if isinstance(past, PolicyPast):
             # The level that reviewed its last draft has already reported the outcome.
             past = past._replace(drafted=jnp.full_like(past.drafted, NOTHING_TO_LEARN))
         return super().rewind(state, mark)._replace(past=past)
 
-    def _begin(
-        self, params: NeuralDrafterParams, state: NeuralDrafterState, limits: Array
-    ) -> tuple[Array, Any]:
+    def _begin(self, params: ChainParams, state: ChainState, limits: Array) -> tuple[Array, Any]:
         memory = state.past.memory if isinstance(state.past, PolicyPast) else ()
         chosen, policy = self.stopping.begin(params.stopping, memory, limits, self.max_draft)
         kind = chosen.shape, chosen.dtype
@@ -374,7 +424,7 @@ class NeuralDrafter(ModelDrafter):
         return jnp.minimum(positions, history.read)
 
     def _read(
-        self, params: NeuralDrafterParams, cache: Cache, tokens: Array, positions: Array
+        self, params: ChainParams, cache: Cache, tokens: Array, positions: Array
     ) -> tuple[Array, Array, Cache]:
         """The model's logits `[B, V]` and hidden states after one more token of each row."""
         with jax.named_scope("drafter_pass"):
