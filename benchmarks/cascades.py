@@ -122,7 +122,7 @@ def _load(args: argparse.Namespace) -> dict[str, TextModel]:
     verifier = workload.grown(pair.verifier) if args.grown else pair.verifier
     names = ["drafter", *(f"drafter_{i + 2}" for i in range(len(more)))]
     drafters = dict(zip(names, ordered, strict=True))
-    specjax.Models(verifier=verifier, **drafters)  # checks the vocabularies
+    specjax.Pair(verifier=verifier, **drafters)  # checks the vocabularies
     return {"verifier": verifier, **drafters}
 
 

@@ -18,7 +18,7 @@ from benchmarks.grown import grow
 from specjax.cli.report import Report
 from specjax.errors import UserError
 from specjax.study.measure import in_turns, timed
-from specjax.text import Decoder, Models, TextModel, load_pair
+from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
 from specjax.types import Sampling
 
@@ -174,12 +174,12 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
 
 
 def _ours(
-    pair: Models, prompts: Sequence[list[int]], drafts: Sequence[int], max_new: int
+    pair: Pair, prompts: Sequence[list[int]], drafts: Sequence[int], max_new: int
 ) -> tuple[_Settings, _Settings]:
     """A `Decoder` for each setting, plain and assisted, compiled for all prompts."""
     eos_id = pair.verifier.tokenizer.eos_ids[0]
 
-    def generate(models: Models | TextModel, max_draft: int | None = None) -> Generate:
+    def generate(models: Pair | TextModel, max_draft: int | None = None) -> Generate:
         decoder = Decoder(
             models,
             max_draft=max_draft,

@@ -15,7 +15,7 @@ from specjax.data.examples import read_examples
 from specjax.evaluation import METRICS
 from specjax.memory import nbytes
 from specjax.sampling import Sampling
-from specjax.text import Decoder, Models, TextModel, load_pair
+from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.teacher_forcing import KnownTexts, batches, read
 
 HELP = "bytes, time, errors of logits, equal texts and quality with matrices in 8 bits"
@@ -101,7 +101,7 @@ def _texts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 def _measured(
     name: str,
     models: dict[str, TextModel],
-    pairs: dict[str, Models],
+    pairs: dict[str, Pair],
     inputs: list[str],
     references: list[str],
     args: argparse.Namespace,

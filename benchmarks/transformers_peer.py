@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.text import Models, TextModel
+from specjax.text import Pair, TextModel
 from specjax.text.directories import real_path
 
 # A generation: the index of a prompt -> the emitted tokens.
@@ -34,7 +34,7 @@ def load_libraries() -> tuple[Any, Any]:
 def generations(
     torch: Any,
     transformers: Any,
-    pair: Models,
+    pair: Pair,
     prompts: Sequence[list[int]],
     drafts: Sequence[int],
     max_new: int,

@@ -34,7 +34,6 @@ RULES = {
     "Mixture": rules.Mixture(0.7),
     "AcceptThreshold": rules.AcceptThreshold(0.7, 0.8),
     "Cactus": rules.Cactus(0.1),
-    "Learnt": rules.Learnt(rules.LossyTuned(0.9), 0.5, -0.4, 0.3, 0.2),
 }
 VERIFICATIONS = {
     "Token": verification.Token(),

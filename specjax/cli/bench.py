@@ -173,7 +173,7 @@ def load(args: argparse.Namespace, *, chat: bool = False) -> tuple[Pair, list[np
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    if not isinstance(pair, Pair):
+    if "drafter" not in pair.named:
         raise UserError(
             "drafter must be given, too, because bench measures what its passes cost; specjax "
             f'infer --gin.VERIFIER={args.verifier} --gin.DRAFTING="Lookup()" drafts without one'

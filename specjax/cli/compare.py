@@ -157,7 +157,7 @@ def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
                 loading: Any = {"mesh": mesh, "weights": form, "verifier": verifier}
                 models[name] = gin_config.call_part(text.load_text_model, place, **loading)
                 # Checks the vocabulary.
-                text.Models(**{name: models[name], "verifier": verifier})
+                text.Pair(**{name: models[name], "verifier": verifier})
     return models
 
 

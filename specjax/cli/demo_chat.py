@@ -16,7 +16,7 @@ from specjax.environment import products
 from specjax.errors import MissingLibraryError
 from specjax.study.measure import Times, tell
 from specjax.study.speedups import conclusion, speedup, spread, yields
-from specjax.text import Decoder, Engine, Models, Request, Result, load_models
+from specjax.text import Decoder, Engine, Pair, Request, Result, load_pair
 from specjax.text.results import coloured, has_colours
 from specjax.types import Sampling
 
@@ -94,10 +94,10 @@ def smollm2() -> Path:
     )
 
 
-def _models(args: argparse.Namespace) -> Models:
+def _models(args: argparse.Namespace) -> Pair:
     drafter = args.drafter or (HEAD if args.verifier is None else None)
     named: dict[str, Any] = {} if drafter is None else {"drafter": drafter}
-    return load_models(verifier=args.verifier or smollm2(), **named)
+    return load_pair(verifier=args.verifier or smollm2(), **named)
 
 
 def _engine(decoder: Decoder, prompt: np.ndarray, max_new_tokens: int | None = None) -> Engine:

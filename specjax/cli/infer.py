@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,16 +59,19 @@ def register() -> None:
 
 @functools.cache
 def _setting() -> Callable[..., "text.Setting"]:
-    """A `Setting` in which METHOD alone may be changed, for the baselines."""
+    """A `Setting` in which METHOD alone may be changed, for the baselines; `costs` is a file."""
     from specjax import text
+    from specjax.drafting import read_costs
     from specjax.text.parts import DrafterAlone, VerifierAlone, make_part
     from specjax.text.setting import OF_DRAFTS
 
     @functools.wraps(text.Setting, updated=())
     def setting(**values: Any) -> text.Setting:
         if isinstance(make_part("method", values.get("method")), VerifierAlone | DrafterAlone):
-            unused = ("rule", *OF_DRAFTS)
-            values = {name: value for name, value in values.items() if name not in unused}
+            for name in ("rule", *OF_DRAFTS):
+                make_part(name, values.pop(name, None))  # a wrong name is still one
+        if isinstance(values.get("costs"), str | os.PathLike):
+            values["costs"] = read_costs(values["costs"])
         return text.Setting(**values)
 
     return setting
@@ -95,29 +99,19 @@ def run(args: argparse.Namespace) -> int:
 def check_values() -> None:
     """Checks the values of a run before the models are read, which may take minutes."""
     from specjax.text.requests import CHECKED, check_decoding
-    from specjax.text.setting import check_single
+    from specjax.text.setting import OF_DRAFTS, check_single
 
     setting = gin_config.value_of("make_decoder.setting")
     check_single(setting)
     if is_single(setting):
-        names = ("max_draft", "min_draft", "stopping", "verification", "method", "drafting")
-        values = {name.upper(): gin_config.value_of(f"Setting.{name}") for name in names}
-        values |= {"COSTS": gin_config.value_of("make_decoder.costs")}
-        values |= {"RULE": None if setting.rule == "Lossless" else setting.rule}
-        values |= {"PROCESS_DRAFTS": not setting.process_drafts}
-        if given := [name for name, value in values.items() if value]:
-            raise UserError(
-                f"{given[0]} needs a drafter, and only VERIFIER is given: give DRAFTER, or leave "
-                f'out {given[0]}; DRAFTING="Lookup()" drafts without a second model'
-            )
+        for name in ("rule", "method", *OF_DRAFTS):
+            if name in setting.given:
+                raise UserError(
+                    f"{name.upper()} needs a drafter, and only VERIFIER is given: give DRAFTER, or "
+                    f'leave out {name.upper()}; DRAFTING="Lookup()" drafts without a second model'
+                )
     else:
         check_needed(setting.needed, "; METHOD=VerifierAlone needs only the verifier")
-    if gin_config.value_of("make_decoder.costs") is not None and not _reads_costs(setting):
-        raise UserError(
-            "COSTS is for STOPPING='CostAware()', or chooses MAX_DRAFT of lossless drafts by "
-            "DRAFTER: leave out COSTS, or MAX_DRAFT, MIN_DRAFT, METHOD, RULE, STOPPING and "
-            "DRAFTING"
-        )
     values = {name: gin_config.value_of(f"make_decoder.{name}") for name in CHECKED}
     check_decoding({name: value for name, value in values.items() if value is not None})
 
@@ -158,7 +152,6 @@ def check_needed(needed: Collection[str], remedy: str = "") -> None:
 def make_decoder(
     setting: "text.Setting",
     *,
-    costs: "str | None" = None,
     max_new_tokens: int = 128,
     stop: "str | Sequence[str]" = (),
     batch_size: int = 16,
@@ -170,17 +163,12 @@ def make_decoder(
 
     Args:
       setting: the way to decode.
-      costs: a file of `specjax bench --costs`, which chooses `max_draft` or is for `CostAware`;
-        None: `CostAware` measures them.
     """
-    from specjax.drafting import read_costs
     from specjax.text import Decoder
 
-    changes: dict[str, Any] = {"drafting": _loading_alike(setting.part("drafting"))}
-    if costs is not None:
-        changes["costs"] = read_costs(costs)
+    drafts = _loading_alike(setting.part("drafting"))
     if is_single(setting):
-        changes, setting = {}, setting.verifier_alone
+        drafts, setting = None, setting.verifier_alone
         print(
             "specjax: DRAFTER is not given, so the verifier decodes alone; "
             'DRAFTING="Lookup()" drafts without a second model',
@@ -188,7 +176,7 @@ def make_decoder(
         )
     decoder = Decoder(
         gin_config.call_part(load_models, setting.needed),
-        dataclasses.replace(setting, **changes),
+        dataclasses.replace(setting, drafting=drafts),
         max_new_tokens=max_new_tokens,
         stop=stop,
         batch_size=batch_size,
@@ -210,16 +198,6 @@ def _loading_alike(drafts: Any) -> Any:
     loading = {name: gin_config.value_of(f"load_models.{name}") for name in ("dtype", "weights")}
     usual = {name: value for name, value in loading.items() if getattr(drafts, name) is None}
     return dataclasses.replace(drafts, **usual)
-
-
-def _reads_costs(setting: "text.Setting") -> bool:
-    from specjax.drafting import CostAware
-
-    if setting.stopping is not None:
-        return isinstance(setting.part("stopping"), CostAware)
-    chosen = gin_config.value_of("Setting.max_draft") is None and not setting.min_draft
-    is_lossless = setting.method is None and setting.rule == "Lossless"
-    return chosen and setting.drafting is None and is_lossless
 
 
 def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.sharding.Mesh | None":

@@ -681,12 +681,17 @@ def _at(tree: Any, index: Array) -> Any:
     return jax.tree.map(lambda x: at(x, index), tree)
 
 
-def check_fit(drafter: Drafter, verification: Verification, *, nested: bool = False) -> None:
-    """Raises UserError unless the parts of a round fit together, whatever its models are."""
-    check_drafter("drafter", drafter)
+def check_is_verification(verification: Any) -> None:
+    """Raises UserError unless it is a verification, and hashable."""
     needed = ("acceptance", "has_carry", "keeps_last_pass")
     check_part("verification", verification, needed, "verification.Block()")
     check_static("verification", verification)
+
+
+def check_fit(drafter: Drafter, verification: Verification, *, nested: bool = False) -> None:
+    """Raises UserError unless the parts of a round fit together, whatever its models are."""
+    check_drafter("drafter", drafter)
+    check_is_verification(verification)
     verification.check(drafter.max_draft, drafter.traits)
     judge, drafts, traits = type(verification).__name__, type(drafter).__name__, drafter.traits
     if traits.drafts_trees and not verification.walks_trees:

@@ -127,7 +127,7 @@ class ModelDrafter(Drafter):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return (self.name,)
+        return (self.name or self.model,)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.model.prompt_positions(input_lengths, prefix_lengths)
@@ -175,7 +175,7 @@ class Chain(ModelDrafter):
     stopping: Any = None
     greedy: bool = False
     min_draft: int = 0
-    name: str = "drafter"
+    name: Any = None
     eos_ids: tuple[int, ...] = ()
     catches_up: bool = False
 
@@ -196,9 +196,9 @@ class Chain(ModelDrafter):
         if self.stopping is not None:
             check_policy(self.stopping)
         if not self.is_bound:
-            object.__setattr__(self, "name", self.model)
             return
         check_model("model", self.model)
+        object.__setattr__(self, "name", self.name or "drafter")
         object.__setattr__(self, "stopping", self.stopping or FixedLength())
         if self.greedy and self._lags:
             raise UserError(f"greedy must be False: {self.name} is not a draft head")
@@ -234,6 +234,7 @@ class Chain(ModelDrafter):
             self,
             max_draft=longest,
             stopping=stopping,
+            name=self.name or self.model,
             # A level of a cascade may draft fewer tokens.
             min_draft=self.min_draft or min(models.min_draft, self.max_draft or models.min_draft),
             # A draft of fixed length continues after an end, so rows stay independent.

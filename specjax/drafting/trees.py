@@ -251,7 +251,7 @@ class Tree(ModelDrafter):
     keep: int | None = None
     parents: tuple[int, ...] | None = None
     model: Any = "drafter"
-    name: str = "drafter"
+    name: Any = None
 
     # Whether a row may lack committed tokens when a draft begins.
     _lags: ClassVar[bool] = True
@@ -259,9 +259,9 @@ class Tree(ModelDrafter):
     def __post_init__(self) -> None:
         self._check_shape()
         if not self.is_bound:
-            object.__setattr__(self, "name", self.model)
             return
         check_model("model", self.model)
+        object.__setattr__(self, "name", self.name or "drafter")
         if not self.model.reads_trees:
             raise UserError(
                 f"trees need a drafter that reads them, not {type(self.model).__name__}: draft "
@@ -316,7 +316,8 @@ class Tree(ModelDrafter):
         from specjax.drafting.heads import with_network  # whose class derives from this one
 
         small = models.model(self.model)
-        drafter, network = (self, ()) if small is None else with_network(self, small, models)
+        tree = dataclasses.replace(self, name=self.name or self.model)
+        drafter, network = (tree, ()) if small is None else with_network(tree, small, models)
         return drafter, ChainParams(network)
 
     @property

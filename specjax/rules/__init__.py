@@ -1,8 +1,7 @@
 """Rules map the two models' distributions at a position to the target distribution.
 
 `FallbackRollback`, `SequenceChow` and `SequenceChowLog` give no target: sequential cascades use
-them to decide. `Budgeted` limits a rule's divergence while decoding, and `Learnt` has its strength
-from a head.
+them to decide. `Budgeted` limits a rule's divergence while decoding.
 """
 
 from specjax.rules.accept_functions import (
@@ -33,7 +32,7 @@ from specjax.rules.deferral import (
 )
 from specjax.rules.lossy import KLBall, KLPrice, Lossy, LossyTuned, Mentored
 from specjax.rules.target import accept_probability, check_rule
-from specjax.rules.varying import Budgeted, Learnt
+from specjax.rules.varying import Budgeted
 
 ALL_RULES = (
     Lossless,
@@ -74,7 +73,6 @@ __all__ = [
     "FallbackRollback",
     "KLBall",
     "KLPrice",
-    "Learnt",
     "Lossless",
     "Lossy",
     "LossyTuned",

@@ -1,28 +1,21 @@
-"""Rules that change another rule's strength from position to position.
+"""A rule that changes another rule's strength from position to position.
 
 Notation as in `specjax.rules.target`. The cost of a text is sum_t KL(pi_t || p_t) over its tokens;
 a budget of eps nats per token keeps the cost of the first n tokens at eps * n or less.
 """
 
-import dataclasses
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float32
 
 from specjax.errors import UserError
-from specjax.rules.accept_functions import Mixture
-from specjax.rules.lossy import Lossy, LossyTuned
 from specjax.rules.target import (
     ALLOWANCE,
-    Span,
     Spans,
-    Strengths,
-    TargetRule,
     check_is_rule,
     check_position,
     kl_divergence,
@@ -139,73 +132,3 @@ class Budgeted(Spans):
         pi = left * target + (1.0 - left) * p
         cost = jnp.where(jnp.isinf(budget), 0.0, kl_divergence(pi, p))
         return pi, earned - cost
-
-
-@traced_dataclass
-class Learnt(Spans, TargetRule):
-    """Another rule, as strong as a head finds right at each position.
-
-    The strength is that of `rule` times sigmoid(top f_1 + entropy f_2 + second f_3 + bias), where f
-    are the `confidence_features` of the drafter's largest probability, entropy and second largest
-    probability (softmax at temperature 1). Of `Mixture` it is the drafter's weight, 1 - weight. So
-    the given strength is the largest. The head reads what is known before the token is drawn, so pi
-    is a target like any other, and verification is exact.
-
-    At equal mean KL(pi || p) no such rule accepts more than `KLPrice`, which knows p too.
-
-    Source: DIVERSED, whose verifier's weight in a mixture depends on the context. Here the head is
-    linear.
-
-    Attributes:
-      rule: `LossyTuned`, `Lossy` (with beta=1) or `Mixture`, with the largest strength.
-      bias: a larger one is a stronger rule at all positions.
-    """
-
-    reads_draft_confidence: ClassVar[bool] = True
-
-    rule: Any
-    top: Array | float
-    entropy: Array | float
-    second: Array | float
-    bias: Array | float
-
-    spans = MappingProxyType(
-        dict.fromkeys(
-            ("top", "entropy", "second", "bias"),
-            Strengths(Span(open_low=True, open_high=True), Span(-100.0, 100.0)),
-        )
-    )
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.rule, Lossy | LossyTuned | Mixture):
-            raise UserError(
-                "rule must be a rule whose strength goes from 0 to 1, rules.LossyTuned, "
-                f"rules.Lossy or rules.Mixture, got {self.rule!r}"
-            )
-        if isinstance(self.rule, Lossy) and not np.all(np.asarray(self.rule.beta) == 1.0):
-            raise UserError(
-                f"rule must have beta=1, got {self.rule!r}: a smaller strength may not have this "
-                "beta; use rules.LossyTuned"
-            )
-        super().__post_init__()
-
-    def share(self, q_conf: Float32[Array, " V"]) -> Float32[Array, ""]:
-        """The share of the largest strength, in [0, 1]."""
-        # Imported here: the other rules do not need flax.
-        from specjax.acceptance_head import confidence_features, top_confidences
-
-        features = confidence_features(*top_confidences(q_conf))
-        weights = (self.top, self.entropy, self.second)
-        return jax.nn.sigmoid(
-            sum(w * f for w, f in zip(weights, features, strict=True)) + self.bias
-        )
-
-    def _target(self, q, p, q_conf, p_conf):
-        return scaled(self.rule, self.share(q_conf))(q, p)
-
-
-def scaled(rule: Any, share: Array | float) -> Any:
-    """`LossyTuned`, `Lossy` or `Mixture` with a share, in [0, 1], of its strength."""
-    if isinstance(rule, Mixture):
-        return Mixture(1.0 - share * (1.0 - rule.weight))
-    return dataclasses.replace(rule, strength=share * rule.strength)

@@ -103,7 +103,8 @@ class Search:
         """
         added = dict.fromkeys(settings)
         for setting in settings if self.max_nats else ():
-            if is_chain(setting) and setting.is_lossless and setting.temperature > 0.0:
+            is_plain = is_chain(setting) and setting.costs is None
+            if is_plain and setting.is_lossless and setting.temperature > 0.0:
                 added[dataclasses.replace(setting, rule=f"KLBall({self.max_nats})")] = None
         return list(added)
 

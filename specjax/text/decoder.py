@@ -57,7 +57,7 @@ from specjax.text.results import Result, Row, split_time, warn_of_nan
 from specjax.text.setting import Setting, as_written, build, chosen_models
 from specjax.text.stops import Added, check_stops, stop_table
 from specjax.text.teacher_forcing import OutputScores
-from specjax.text.text_models import Models, TextModel, any_float32
+from specjax.text.text_models import Pair, TextModel, any_float32
 from specjax.types import Drafting, Params, Processor, Rule, Sampling, Stopping, Verification
 
 
@@ -75,7 +75,7 @@ class Decoder:
     does. `specjax.enable_compilation_cache()` keeps programs on disk.
 
     Args:
-      models: a `Pair`, `Models`, models by name, or a single `TextModel` (such as
+      models: a `Pair`, models by name, or a single `TextModel` (such as
         `pair.verifier`).
       setting: the way to decode; the options up to `sampling` are its short form.
       rule: see `Setting`, also for the next options. A part with arrays of yours is
@@ -110,7 +110,7 @@ class Decoder:
     @options_of("Decoder")
     def __init__(
         self,
-        models: Models | TextModel | Mapping[str, TextModel],
+        models: Pair | TextModel | Mapping[str, TextModel],
         setting: Setting | None = None,
         *,
         rule: Rule | str | None = None,

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,7 +34,6 @@ from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.draft_length import LONGEST, RoundCost, draft_length, expected_rounds
 from specjax.text.text_models import (
     SAMPLE,
-    Models,
     Pair,
     TextModel,
     Words,
@@ -223,7 +223,8 @@ def load_pair(
     replicate_drafter: bool = False,
     weights: str | Mapping[str, str | None] | None = None,
     translate_drafter: bool = False,
-) -> Models:
+    others: Mapping[str, PathLike] = MappingProxyType({}),
+) -> Pair:
     """Loads a drafter and a verifier, or a verifier alone; by default a built-in pair.
 
     `built_in` names one: "multi30k_ende" (two T5 models, English to German captions) or "gsm8k"
@@ -233,57 +234,28 @@ def load_pair(
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
     `specjax.text.text_models.translate`. The drafter may be a draft head of the verifier (EAGLE,
     MTP, DFlash, DSpark; see `specjax.checkpoints.heads`), which each device of a mesh has whole.
+    `others` are directories of more models by their names, as {"middle": DIR}.
 
     Raises:
       FileNotFoundError: a directory or file is missing, or there are no built-in pairs.
       UserError: only the drafter is given, the built-in pair does not exist, a directory is
         unreadable, or the vocabularies differ.
     """
-    given = {"verifier": verifier, "drafter": drafter}
+    given = {"verifier": verifier, "drafter": drafter, **others}
     paths = {name: path for name, path in given.items() if path is not None}
     if not paths:
         paths = {name: built_in_pair(built_in) / name for name in ("verifier", "drafter")}
     check_model_paths(paths)
-    if verifier is None and drafter is not None:
+    if "verifier" not in paths:
         raise UserError(
             "load_pair: verifier is missing: give both directories, neither for a built-in pair, "
             "or verifier alone for a single model"
         )
     check_flag("translate_drafter", translate_drafter)
     options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
-    whole = ("drafter",) if replicate_drafter and "drafter" in paths else ()
+    whole = ("drafter",) if replicate_drafter else ()
     models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
-    return Pair(**models) if len(models) == 2 else Models(**models)
-
-
-def load_models(
-    *,
-    dtype: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
-    tokenizer: PathLike | Tokenizer | None = None,
-    check_weights: bool = True,
-    head: bool = True,
-    replicate: Collection[str] = (),
-    weights: str | Mapping[str, str | None] | None = None,
-    **paths: PathLike,
-) -> Models:
-    """Loads any number of models with the same vocabulary, each from its directory.
-
-    The options are those of `load_text_model`; `replicate` has names of models, and `weights` may
-    be a mapping from names. One of the names in `paths` is `verifier`.
-
-    Raises:
-      FileNotFoundError: a directory or file is missing.
-      UserError: there is no verifier, `replicate` has another name, a directory is unreadable, or
-        the vocabularies differ.
-    """
-    check_model_paths(paths)
-    if "verifier" not in paths:
-        raise UserError(
-            f"load_models: verifier is missing, got {', '.join(paths) or 'no paths'}: give its path"
-        )
-    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
-    return Models(**_loaded(paths, tokenizer, replicate, weights, options))
+    return Pair(**models)
 
 
 def _loaded(
@@ -298,12 +270,10 @@ def _loaded(
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import is_draft_head, read_config
 
-    named = {"replicate": replicate, "weights": weights if isinstance(weights, Mapping) else ()}
-    for option, names in named.items():
-        if unknown := [name for name in names if name not in paths]:
+    for name in weights if isinstance(weights, Mapping) else ():
+        if name not in paths:
             raise UserError(
-                f"{option} has {unknown[0]!r}, but the models are {', '.join(paths)}: correct the "
-                "name"
+                f"weights has {name!r}, but the models are {', '.join(paths)}: correct the name"
             )
     forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}

@@ -14,7 +14,7 @@ from specjax.drafting.stopping import check_needs_no_params, check_own_params, c
 from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.text.directories import built_in_table, load_bigram, load_text_model, real_path
-from specjax.text.text_models import Models, TextModel
+from specjax.text.text_models import Pair, TextModel
 from specjax.types import DraftModels, Params, Rule, Stopping
 
 
@@ -72,8 +72,8 @@ class DecoderModels(DraftModels):
         known = {**self.named, **self.used}
         if name not in known:
             raise UserError(
-                f"{self.what} needs a model named {name}, got {', '.join(known)}: give a Pair, or "
-                "Models with this name"
+                f"{self.what} needs a model named {name}, got {', '.join(known)}: give a Pair "
+                "with this name"
             )
         self.used[name] = known[name]
         return known[name]
@@ -92,7 +92,7 @@ class DecoderModels(DraftModels):
                 )
             model = load_text_model(source, mesh=main.mesh, **loading)
         model.check_alone()
-        Models(**{name: model, "verifier": main})  # checks the vocabulary and the mesh
+        Pair(**{name: model, "verifier": main})  # checks the vocabulary and the mesh
         if self.used.setdefault(name, model) is not model:
             raise UserError(
                 f"models[{place}] is named {name!r}, like another model: give the decoder models "

@@ -45,7 +45,7 @@ CASCADES = (TokenCascade, BiLDCascade, OracleCascade, SequenceCascade)
 # What a text may name, by the field of `Setting`; then the parts of other parts.
 BY_FIELD: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {
-        "rule": (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES),
+        "rule": (*rules.ALL_RULES, rules.Budgeted, *rules.SEQUENTIAL_RULES),
         "verification": verification.ALL_VERIFICATIONS,
         "stopping": drafting.ALL_POLICIES,
         "drafting": drafting.ALL_DRAFTS,
@@ -76,6 +76,7 @@ def register_part(kind: _Class) -> _Class:
         del PARTS[same]
     PARTS[kind.__name__] = kind
     _made.cache_clear()
+    standard_text.cache_clear()
     return kind
 
 
@@ -96,8 +97,8 @@ class Part(NamedTuple):
     def parse(cls, text: str, what: str = "the part", fields: Iterable[str] = ()) -> Self:
         """Reads a text.
 
-        Equal parts have equal texts: classes have their standard names, and arguments without a
-        default are given by position: `min_p(min_p=0.05)` is `MinP(0.05)`.
+        Classes get their standard names, and arguments without a default are given by position:
+        `min_p(min_p=0.05)` is `MinP(0.05)`.
 
         Args:
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
@@ -136,7 +137,7 @@ class Part(NamedTuple):
     @classmethod
     def _written(cls, value: Any) -> Self | None:
         kind = type(value)
-        arguments, named, is_next = [], [], True
+        arguments, named, is_next, last = [], [], True, 0
         for one in inspect.signature(kind).parameters.values():
             given = getattr(value, one.name, _NOTHING)
             held = _literal(given)
@@ -146,9 +147,12 @@ class Part(NamedTuple):
             is_next &= one.default is one.empty or isinstance(held, float)
             if is_next:
                 arguments.append(held)
+                # Numbers at their defaults are needed only before others.
+                usual = one.default is not one.empty and held == _literal(one.default)
+                last = last if usual else len(arguments)
             elif one.default is one.empty or held != _literal(one.default):
                 named.append((one.name, held))
-        return cls(kind.__name__, tuple(arguments), tuple(named))
+        return cls(kind.__name__, tuple(arguments[:last]), tuple(named))
 
     def __str__(self) -> str:
         arguments = [_written(value) for value in self.arguments]
@@ -192,6 +196,13 @@ def _made(field: str, text: str) -> Any:
         return part.make()
     except UserError as error:
         raise UserError(f"{field}={text!r}: {error}") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def standard_text(field: str, text: str) -> str:
+    """The text that all equal parts have."""
+    part = Part.of(_made(field, text))
+    return str(Part.parse(text, field) if part is None else part)
 
 
 def _plain(name: str) -> str:
@@ -306,6 +317,8 @@ def _value_of(value: Any) -> Any:
 
 def _literal(value: Any) -> Any:
     """What `_value_of` turns into a value: a number, a text, a tuple, a dict or a part; or None."""
+    if isinstance(value, np.ndarray | jax.Array) and np.ndim(value) == 1:
+        return _literal(tuple(np.asarray(value)))
     if isinstance(value, np.ndarray | np.generic | jax.Array) and not np.ndim(value):
         # As a user wrote it: 0.2, not the nearest float32.
         value = np.asarray(value)

@@ -512,7 +512,6 @@ def checked_rule(accepts: Callable[[Rule], None], rule: Any) -> Rule:
 
 def warn_of_excluded(rule: Rule | None, sampling: Sampling, vocab_size: int) -> None:
     """Warns if a mixture of the models would emit tokens that the sampling excludes."""
-    rule = rule.rule if isinstance(rule, rules.Learnt) else rule
     if not isinstance(rule, rules.Mixture) or np.all(np.asarray(rule.weight) == 1.0):
         return
     excluding = ["temperature=0"] if np.any(np.asarray(sampling.temperature) == 0.0) else []

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +27,10 @@ from specjax.checks import (
 )
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.blocks import check_widths, powers_of_two
-from specjax.decoding.speculative import check_fit, check_rule
+from specjax.decoding.speculative import check_fit, check_is_verification, check_rule
 from specjax.drafting import Budget, Chain, CostAware, Costs
 from specjax.drafting.chain import USUAL_LENGTH
+from specjax.drafting.stopping import check_policy
 from specjax.drafting.trees import MOST_NODES
 from specjax.errors import UserError
 from specjax.fingerprints import digest
@@ -43,10 +44,11 @@ from specjax.text.parts import (
     VerifierAlone,
     make_part,
     registered_parts,
+    standard_text,
 )
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.requests import DRAWN, check_forbidding, check_one_constraint, checked_rule
-from specjax.text.text_models import Models, Pair, TextModel
+from specjax.text.text_models import Pair, TextModel
 from specjax.types import Drafting, Params, Rule, Sampling, Stopping
 from specjax.verification import Block, Traversal
 
@@ -75,13 +77,12 @@ class Setting:
     """A way to decode with a verifier and a drafter: plain values, hashable.
 
     A part is a text that names a class with its arguments (see `specjax.text.parts`), or an object,
-    which is kept as its text if it has one: `OPT(0.2)`. A value that is the default becomes None.
-    Case and underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can
-    be named after `specjax.register_part(Mine)`.
+    which is kept as its text if it has one: `OPT(0.2)`. Equal parts have equal texts. Case and
+    underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can be named
+    after `specjax.register_part(Mine)`.
 
     Attributes:
-      rule: a rule of `specjax.rules`, such as `OPT(0.2)`; by default `Lossless`. Strengths may be
-        per prompt.
+      rule: a rule of `specjax.rules`, such as `OPT(0.2)`. Strengths may be per prompt.
       method: None for speculative decoding; `VerifierAlone`, `DrafterAlone`, a cascade in which a
         single model writes at a time, such as `TokenCascade(limit=10)`, or
         `WithParams(method, params)`.
@@ -110,7 +111,7 @@ class Setting:
       UserError: a name is unknown, or a value is out of range.
     """
 
-    rule: Any = None
+    rule: Any = "Lossless"
     method: Any = None
     verification: Any = None
     max_draft: int | None = None
@@ -130,26 +131,9 @@ class Setting:
         put = functools.partial(object.__setattr__, self)
         for name in _PARTS:
             put(name, _plain(name, getattr(self, name)))
-        self._check_values(put)
-        for name, why in self.left_out.items():
-            if (given := getattr(self, name)) != Setting.__dataclass_fields__[name].default:
-                raise MisfitError(f"{name} must be left out: {why}, got {shown(given)}")
-        if self.rule is None and (self.method is None or self.is_alone):
-            put("rule", "Lossless")
-        if "drafter" not in self._named_drafters():
-            put("drafter", "drafter")
-        texts = (*(getattr(self, name) for name in _PARTS), *self.processors)
-        if all(isinstance(one, str | None) for one in texts):
-            _check_fit_once(registered_parts(), self)
-        else:  # a cache would keep its arrays
-            _check_fit(self)
-        # What is usual is None, so that it can follow other fields of a copy.
-        if self.max_draft == USUAL_LENGTH:
-            put("max_draft", None)
-        if self.method is None and self.verification == self._usual_verification:
-            put("verification", None)
-
-    def _check_values(self, put: Any) -> None:
+        for name, kind in _KINDS.items():
+            if (part := self.part(name)) is not None and not isinstance(part, WithParams):
+                kind(part)
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
@@ -159,17 +143,48 @@ class Setting:
         if self.widths is not None:
             widths = checked("widths", self.widths, low=1, dtype=np.int32)
             put("widths", tuple(widths.reshape(-1).tolist()))
-        needed = ("rows", "widths", "draft", "verifier")
-        if isinstance(self.costs, Mapping) and self.costs.keys() >= {*needed}:
+        if isinstance(self.costs, Mapping) and self.costs.keys() >= {"rows", "widths", "draft"}:
             put("costs", Costs.of(self.costs))
-        if self.costs is not None:
-            check_part("costs", self.costs, needed, "drafting.read_costs(FILE)")
+        if not isinstance(self.costs, Costs | None):
+            raise UserError(
+                f"costs must be drafting.read_costs(FILE) or None, got {shown(self.costs)}"
+            )
         put("processors", _in_order(self.processors))
         drawn = self.sampling  # checks the values
         for name in DRAWN:
             given = getattr(self, name)
             is_number = isinstance(given, int | float) and name != "top_k"
             put(name, float(given) if is_number else as_written(getattr(drawn, name)))
+        # What is usual has one form, which can follow other fields of a copy.
+        if self.method is None or self.is_alone:
+            put("rule", self.rule or "Lossless")
+        elif self.rule == "Lossless":
+            put("rule", None)
+        for name, usual in (("drafting", "Chain"), ("stopping", "FixedLength")):
+            if getattr(self, name) == usual:
+                put(name, None)
+        given = self.given
+        for name, why in self.left_out.items():
+            if name in given:
+                raise MisfitError(f"{name} must be left out: {why}, got {shown(given[name])}")
+        if "drafter" not in self._named_drafters():
+            put("drafter", "drafter")
+        if self.method is None and self.verification == self._usual_verification:
+            put("verification", None)
+        texts = (*(getattr(self, name) for name in _PARTS), *self.processors)
+        if all(isinstance(one, str | None) for one in texts):
+            _check_fit_once(registered_parts(), self)
+        else:  # a cache would keep its arrays
+            _check_fit(self)
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """Each field whose value is not the default, with it."""
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -283,7 +298,8 @@ class Setting:
 
     def described(self, *, without: Collection[str] = ()) -> str:
         """Returns a short text for a table or a legend, without some fields or "strength"."""
-        values = {k: x for k, x in self.to_dict().items() if x is not None and k not in without}
+        values = self.to_dict() | {"max_draft": self.longest}
+        values = {k: x for k, x in values.items() if x is not None and k not in without}
         if "strength" in without and "rule" in values:
             template = Part.parse(self.rule).template
             for written, left in ((f"({PLACE})", ""), (f", {PLACE}", ""), (f"({PLACE}, ", "(")):
@@ -316,22 +332,18 @@ class Setting:
         Raises:
           UserError: a part of your own has no text.
         """
-        usual = Setting.__dataclass_fields__
-        values = {name: getattr(self, name) for name in usual}
-        values["max_draft"] = self.longest
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.method is None and self.verification is None:
             values["verification"] = self._usual_verification
-        for name in ("processors", "process_drafts", "widths", "costs"):
-            if values[name] == usual[name].default:
-                del values[name]
-        for name in (*_PARTS, "processors"):
-            several = values.get(name) if name == "processors" else (values[name],)
-            for part in several or ():
-                if not isinstance(part, str | None):
-                    raise UserError(
-                        f"{name}={shown(part)} has no text: its arguments must be numbers, texts "
-                        "and parts, and a class of your own must be given to specjax.register_part"
-                    )
+        for name in {"processors", "process_drafts", "widths", "costs"} - self.given.keys():
+            del values[name]
+        parts = [(name, values[name]) for name in _PARTS]
+        for name, part in (*parts, *(("processors", one) for one in self.processors)):
+            if not isinstance(part, str | None):
+                raise UserError(
+                    f"{name}={shown(part)} has no text: its arguments must be numbers, texts and "
+                    "parts, and a class of your own must be given to specjax.register_part"
+                )
         if self.costs is not None:
             values["costs"] = dataclasses.asdict(self.costs)
         return values
@@ -363,11 +375,24 @@ def _number(text: Any) -> float | None:
 
 def _plain(name: str, value: Any) -> Any:
     """The text of a part if it has one; else the object."""
-    made = make_part(name, value)  # checks the arguments
     if isinstance(value, str):
-        return str(Part.parse(value, name))
-    part = None if made is None else Part.of(made)
-    return made if part is None else str(part)
+        return standard_text(name, value)
+    part = None if value is None else Part.of(value)
+    return value if part is None else str(part)
+
+
+def _check_is_cascade(method: Any) -> None:
+    if not isinstance(method, VerifierAlone | DrafterAlone):
+        check_part("method", method, ("bound",), "decoding.TokenCascade()")
+
+
+# Refuses what is no such part.
+_KINDS: Mapping[str, Callable[[Any], None]] = {
+    "rule": functools.partial(check_is_rule, "rule"),
+    "method": _check_is_cascade,
+    "verification": check_is_verification,
+    "stopping": check_policy,
+}
 
 
 def _in_order(processors: Any) -> tuple[Any, ...]:
@@ -414,14 +439,7 @@ def _check_fit(setting: Setting) -> None:
     try:
         _check_parts(setting)
     except UserError as error:
-        given = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)}
-        given = {
-            name: value
-            for name, value in given.items()
-            if value != Setting.__dataclass_fields__[name].default
-            and name not in DRAWN
-            and (name, value) != ("rule", "Lossless")
-        }
+        given = {name: value for name, value in setting.given.items() if name not in DRAWN}
         named = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
         together = f"{named} cannot be combined: " if len(given) > 1 else ""
         raise MisfitError(f"{together}{error}") from None
@@ -521,24 +539,24 @@ def build(
     )
 
 
-def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Models | TextModel]:
+def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Pair | TextModel]:
     """The setting for these models; and the only model that writes, or all with its drafter."""
     if setting.is_alone and isinstance(models, TextModel):
         return setting, models
     named = {"verifier": models} if isinstance(models, TextModel) else models
-    named = named.named if isinstance(named, Models) else named
+    named = named.named if isinstance(named, Pair) else named
     if not isinstance(named, Mapping):
         raise UserError(
-            "models must be a Pair, Models, models by name or a TextModel, got "
+            "models must be a Pair, models by name or a TextModel, got "
             f"{type(models).__name__}: see load_pair"
         )
     if setting.is_alone:
         _check_names(named, setting.needed, f"method={setting.method}")
         return setting, named[setting.needed[0]]
-    all_models = models if isinstance(models, Models) else Models(**named)
+    all_models = models if isinstance(models, Pair) else Pair(**named)
     if len(named) == 1 and setting.method is None and setting.drafting is None:
         for name in ("drafter", *OF_DRAFTS):
-            if getattr(setting, name) != Setting.__dataclass_fields__[name].default:
+            if name in setting.given:
                 raise UserError(
                     f"{name} must be left out: this option needs a drafter: load one beside the "
                     'model, or give drafting="Lookup()", which drafts without a second model'
@@ -549,7 +567,7 @@ def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Models | Text
     if isinstance(models, TextModel):
         return setting, models
     if setting.drafter in named and setting.drafter != "drafter":
-        all_models = Models(**{**named, "drafter": named[setting.drafter]})
+        all_models = Pair(**{**named, "drafter": named[setting.drafter]})
     elif setting.drafter != "drafter":
         _check_names(named, (setting.drafter,), "the setting")
     return setting, all_models
@@ -579,7 +597,6 @@ def _own_method(
 
 def _check_cascade(method: Any, rule: Any) -> None:
     """Refuses what is no cascade in which a single model writes at a time, and its rule."""
-    check_part("method", method, ("bound",), "specjax.TokenCascade()")
     if rule is None:
         name = type(method).__name__
         raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
@@ -590,8 +607,8 @@ def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: st
     for name in needed:
         if name not in named:
             raise UserError(
-                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair, or "
-                "Models with this name"
+                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair "
+                "with this name"
             )
 
 
@@ -698,7 +715,7 @@ def _with_costs(
     setting: Setting, pair: Pair, rows: int, prompt_length: int
 ) -> tuple[Setting, Costs | None]:
     """The setting, with measured costs for a policy without costs; and these costs."""
-    policy = setting.policy
+    policy = setting.part("stopping")
     if not isinstance(policy, CostAware):
         return setting, None
     multiple = pair.verifier.row_multiple

@@ -191,20 +191,24 @@ class TextModel:
         return functools.partial(added_text, self.tokenizer, before)
 
 
-class Models:
-    """Any number of named models with the same vocabulary; `verifier` is required.
-
-    Args:
-      **named: models by their names, such as `verifier=`, `middle=`, `drafter=`.
+class Pair:
+    """A verifier and a drafter with the same vocabulary, and any other models by their names.
 
     Attributes:
-      named: name -> model, in the order given.
+      named: name -> model.
 
     Raises:
       UserError: there is no verifier, or the vocabularies or meshes differ.
     """
 
-    def __init__(self, **named: TextModel) -> None:
+    def __init__(
+        self,
+        drafter: TextModel | None = None,
+        verifier: TextModel | None = None,
+        **others: TextModel,
+    ) -> None:
+        given = {"drafter": drafter, "verifier": verifier}
+        named = {name: model for name, model in given.items() if model is not None} | others
         for name, model in named.items():
             if not isinstance(model, TextModel):
                 raise UserError(f"{name} must be a TextModel, got {type(model).__name__}")
@@ -244,21 +248,14 @@ class Models:
             )
         return self.named["drafter"]
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={model.name}" for name, model in self.named.items())
-        return f"{type(self).__name__}({shown})"
-
-
-class Pair(Models):
-    """A drafter and a verifier with the same vocabulary."""
-
-    def __init__(self, drafter: TextModel, verifier: TextModel) -> None:
-        super().__init__(drafter=drafter, verifier=verifier)
-
     @property
     def fingerprint(self) -> str:
         """The fingerprints of the drafter and the verifier."""
         return f"{self.drafter.fingerprint}+{self.verifier.fingerprint}"
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={model.name}" for name, model in self.named.items())
+        return f"Pair({shown})"
 
 
 def check_vocabularies(name: str, ours: Words, verifier: Words) -> None:

@@ -43,9 +43,9 @@ def loading(monkeypatch, verifier):
         others = jax.tree.map(lambda x: 1.1 * x, verifier.params)
         drafter = dataclasses.replace(verifier, params=others)
         both = {"verifier": verifier, "drafter": drafter}
-        return specjax.Models(**{name: both[name] for name in paths})
+        return specjax.Pair(**{name: both[name] for name in paths})
 
-    monkeypatch.setattr(demo_chat, "load_models", load)
+    monkeypatch.setattr(demo_chat, "load_pair", load)
     return asked
 
 

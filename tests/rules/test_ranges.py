@@ -18,11 +18,9 @@ SHARE = (0.0, 0.3, 1.0), (), (-0.1, 1.1, INF, NAN)
 MARGIN = (-0.9, 0.0, 0.2, 1.0, INF, -INF), (-1.0, -2.0, 1.1, 2.0), (NAN,)
 ALLOWANCE = (0.0, 1.0, 100.0, INF), (100.5, 1e9), (-0.1, -INF, NAN)
 APART = (-100.0, 0.5, 100.0, INF, -INF), (-100.5, 101.0), (NAN,)
-FREE = (-99.0, 0.0, 99.0), (-101.0, 1e6), (INF, -INF, NAN)
 INNER = rules.OPT(0.2)
 
 
-FREE_NAMES = ("top", "entropy", "second", "bias")
 # (a rule of one number, the number's name) -> useful numbers, numbers that warn, refused ones.
 TABLE = {
     (rules.Chow, "strength"): SHARE,
@@ -48,7 +46,6 @@ TABLE = {
     (rules.AcceptThreshold, "acc"): ((0.1, 1.0), (), (0.0, 1.1, NAN)),
     (rules.Cactus, "delta"): ALLOWANCE,
     (rules.Budgeted, "nats_per_token"): ALLOWANCE,
-    **{(rules.Learnt, name): FREE for name in FREE_NAMES},
     (rules.SequenceChow, "strength"): SHARE,
     (rules.SequenceChowLog, "strength"): ((0.0, 900.0, INF), (1001.0,), (-0.1, NAN)),
     (rules.Quantile, "level"): SHARE,
@@ -58,7 +55,6 @@ WITHOUT = {rules.Lossless, rules.FallbackRollback, rules.Sum, rules.Mean}
 
 def make(kind, name, number):
     others = {
-        rules.Learnt: {"rule": rules.Mixture(0.5), **dict.fromkeys(FREE_NAMES, 0.0)},
         rules.Budgeted: {"rule": INNER},
         rules.Lossy: {"strength": 0.5},
     }
@@ -67,7 +63,7 @@ def make(kind, name, number):
 
 def test_the_table_has_every_number_of_every_rule():
     kinds = {*rules.ALL_RULES, *rules.SEQUENTIAL_RULES, *rules.ALL_AGGREGATIONS}
-    assert {kind for kind, _ in TABLE} | WITHOUT == kinds | {rules.Budgeted, rules.Learnt}
+    assert {kind for kind, _ in TABLE} | WITHOUT == kinds | {rules.Budgeted}
     for kind in kinds - WITHOUT:
         fields = [x for x in dataclasses.fields(kind) if not x.metadata.get("static")]
         numbers = {field.name for field in fields} - {"rule", "aggregation"}

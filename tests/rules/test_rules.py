@@ -15,7 +15,7 @@ INF = float("inf")
 # Their pi has no token that p cannot draw.
 NEVER_IMPOSSIBLE = [
     *("Lossy", "LossyTuned", "Mentored", "KLBall", "KLPrice"),
-    *("AcceptThreshold", "Cactus", "Learnt"),
+    *("AcceptThreshold", "Cactus"),
     *("Typical", "TypicalArgmax"),
 ]
 
@@ -152,7 +152,6 @@ def test_these_rules_emit_nothing_that_the_verifier_cannot(name):
         (rules.Mentored(INF), "q"),
         (rules.KLBall(INF), "q"),
         (rules.Mixture(0.0), "q"),
-        (rules.Learnt(rules.Mixture(0.0), 0.0, 0.0, 0.0, 99.0), "q"),
         (rules.AcceptThreshold(0.0), "q"),
         (rules.TokenV2(INF, top_k=8), "q"),
         (rules.Diff(-INF), "p"),
@@ -169,8 +168,6 @@ def test_these_rules_emit_nothing_that_the_verifier_cannot(name):
         (rules.Mixture(1.0), "p"),
         (rules.AcceptThreshold(), "p"),
         (rules.Cactus(0.0), "p"),
-        (rules.Learnt(rules.Mixture(0.0), 0.0, 0.0, 0.0, -99.0), "p"),
-        (rules.Learnt(rules.LossyTuned(0.0), 1.0, 1.0, 1.0, 1.0), "p"),
     ],
     ids=repr,
 )
@@ -195,39 +192,6 @@ def test_lossy_tuned_solves_for_beta(strength, vocab):
     assert (1 / b[solved] >= 1 - 1e-6).all() and (
         1 / b[solved] <= largest[solved] * (1 + 1e-5)
     ).all()
-
-
-@pytest.mark.parametrize(
-    ("rule", "at"),
-    [
-        (rules.LossyTuned(0.8), lambda share: rules.LossyTuned(0.8 * share)),
-        (rules.Lossy(0.8), lambda share: rules.Lossy(0.8 * share)),
-        (rules.Mixture(0.3), lambda share: rules.Mixture(1 - 0.7 * share)),
-    ],
-    ids=["LossyTuned", "Lossy", "Mixture"],
-)
-def test_a_learnt_strength_follows_the_confidences(rule, at):
-    q, p = pairs(8)
-    conf = random_distributions(2, 60, 8, zeros=0.3)
-    learnt = rules.Learnt(rule, 0.5, -0.4, 0.3, 0.2)
-    ordered = np.clip(np.sort(conf.astype(np.float64)), 1e-7, 1 - 1e-7)
-    top, second = (np.log(x / (1 - x)) / 3 for x in (ordered[:, -1], ordered[:, -2]))
-    logit = 0.5 * top - 0.4 * (np_entropy(conf) - 1) + 0.3 * second + 0.2
-    share = 1 / (1 + np.exp(-logit))
-    assert np.ptp(share) > 0.3
-    each = jax.jit(jax.vmap(lambda s, *pair: at(s)(*pair)))(share.astype(np.float32), q, p)
-    np.testing.assert_allclose(apply(learnt, q, p, conf), each, atol=3e-6)
-
-
-def test_only_strengths_from_0_to_1_can_be_learnt():
-    with pytest.raises(ValueError, match=r"rule must be a rule whose strength goes .*got OPT\("):
-        rules.Learnt(rules.OPT(0.1), 0.0, 0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match="top must be finite, got nan"):
-        rules.Learnt(rules.Lossy(0.1), float("nan"), 0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match="rule must have beta=1, got Lossy"):
-        rules.Learnt(rules.Lossy(0.5, 0.6), 0.0, 0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match="bias must be"):
-        rules.Learnt(rules.Lossy(0.1), 0.0, 0.0, 0.0, "a")
 
 
 def test_lossy_is_the_distribution_of_its_procedure():

@@ -54,7 +54,7 @@ def test_branches_accept_no_less_than_each_drafter(pair):
 
 @pytest.mark.exhaustive
 def test_two_models_draft(pair):
-    models = specjax.Models(verifier=pair.verifier, drafter=pair.drafter, copy=pair.verifier)
+    models = specjax.Pair(verifier=pair.verifier, drafter=pair.drafter, copy=pair.verifier)
     options = {"sampling": Sampling(0.0), "max_draft": 3, **SHAPE}
     decoder = specjax.Decoder(models, drafting=Branches(("drafter", "copy")), **options)
     found = decoder(PROMPTS, sources=True)

@@ -58,7 +58,7 @@ def models(name):
             pair.drafter.params,
         )
         small = dataclasses.replace(pair.drafter, params=worse, head=None, name="noisy")
-    return specjax.Models(verifier=pair.verifier, drafter=pair.drafter, small=small)
+    return specjax.Pair(verifier=pair.verifier, drafter=pair.drafter, small=small)
 
 
 def prompts(name):

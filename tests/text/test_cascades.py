@@ -27,7 +27,7 @@ def models():
     verifier = tiny_pair.tabular(1)
     named = {"drafter": 0.3, "small": 0.6, "least": 1.2}
     levels = {name: near(verifier, i, size) for i, (name, size) in enumerate(named.items(), 5)}
-    return specjax.Models(verifier=verifier, **levels)
+    return specjax.Pair(verifier=verifier, **levels)
 
 
 @pytest.fixture(scope="module")

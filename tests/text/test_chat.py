@@ -49,7 +49,7 @@ def llamas():
         noisy = lambda x: x + scale * jnp.asarray(rng.normal(size=x.shape), x.dtype)  # noqa: E731
         return dataclasses.replace(verifier, params=jax.tree.map(noisy, verifier.params))
 
-    return specjax.Models(verifier=verifier, drafter=close(0.01, 1), small=close(0.03, 2))
+    return specjax.Pair(verifier=verifier, drafter=close(0.01, 1), small=close(0.03, 2))
 
 
 @pytest.fixture(scope="module")

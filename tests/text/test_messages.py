@@ -189,7 +189,7 @@ DECODERS = [
     (decoder(stopping=Fields(np.zeros(3))), "arrays are given beside it, as in WithParams(part, "),
     (
         lambda: Decoder("verifier"),
-        "models must be a Pair, Models, models by name or a TextModel",
+        "models must be a Pair, models by name or a TextModel",
     ),
     *(
         (given(**{name: value}), f"unexpected keyword argument {name!r}{told}")
@@ -636,7 +636,10 @@ MODELS = [
     (load(drafter="nowhere"), "download models from a hub first"),
     # A wrong path is told first.
     (lambda: specjax.load_pair(drafter="nowhere"), "drafter='nowhere': no such file or dir"),
-    (lambda: specjax.load_models(middle="nowhere"), "middle='nowhere': no such file or dir"),
+    (
+        lambda: specjax.load_pair(others={"middle": "nowhere"}),
+        "middle='nowhere': no such file or dir",
+    ),
     (load(verifier="nowhere", weights={"small": "int8"}), "verifier='nowhere': no such file or d"),
     (load(verifier=__file__), "is a file: give the directory of a model, or a .gguf file"),
     *(
@@ -658,10 +661,6 @@ MODELS = [
     ),
     (load(weights={"drafter": "int4"}), "`weights['drafter']` must be one of int8"),
     (
-        lambda: specjax.load_models(**tiny_pair.shared_pair(), replicate=("draft",)),
-        "replicate has 'draft', but the models are verifier, drafter",
-    ),
-    (
         lambda: specjax.load_pair("nothing"),
         "no built-in pair 'nothing', only gsm8k, multi30k",
     ),
@@ -669,10 +668,10 @@ MODELS = [
         lambda: specjax.load_text_model("built-in:gsm8k/nothing"),
         "no such part of gsm8k: choose from ",
     ),
-    (lambda: specjax.Models(drafter=pair().drafter), "the verifier is missing, got drafter"),
-    (lambda: specjax.Models(verifier="here"), "verifier must be a TextModel, got str"),
+    (lambda: specjax.Pair(drafter=pair().drafter), "the verifier is missing, got drafter"),
+    (lambda: specjax.Pair(verifier="here"), "verifier must be a TextModel, got str"),
     (
-        lambda: specjax.Models(verifier=pair().verifier, middle=larger()),
+        lambda: specjax.Pair(verifier=pair().verifier, middle=larger()),
         "middle and verifier have different vocabulary sizes",
     ),
     (

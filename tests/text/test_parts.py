@@ -36,7 +36,6 @@ TEXTS = {
     "Typical": "Typical(0.3, 0.09, replacement='residual')",
     "AcceptThreshold": "AcceptThreshold(0.9, acc=0.5)",
     "Budgeted": "Budgeted(OPT(0.5), 1e999)",
-    "Learnt": "Learnt(Mixture(0.2), 1, 2.5, -3, -4.0)",
     "FallbackRollback": "FallbackRollback(Chow(0.4), BiLD(2.0))",
     "Survival": "Survival(OnlineEstimate(shared=True), 0.6)",
     "Budget": "Budget(8, estimate=OnlineEstimate(prior=9.0))",
@@ -76,7 +75,7 @@ def test_a_text_is_written_as_it_was_read(name):
 def test_each_part_is_reached_in_one_way():
     """Rules, verifications, policies and processors in their packages, the rest in `specjax`."""
     places = {
-        rules: (*rules.ALL_RULES, rules.Budgeted, rules.Learnt, *rules.SEQUENTIAL_RULES),
+        rules: (*rules.ALL_RULES, rules.Budgeted, *rules.SEQUENTIAL_RULES),
         verification: verification.ALL_VERIFICATIONS,
         drafting: (*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
         specjax.processors: processors.ALL_PROCESSORS,
@@ -312,7 +311,7 @@ def test_names_of_specjax_stay_its_own():
 KINDS = {
     "rule": [
         *(TEXTS[kind.__name__] for kind in (*rules.ALL_RULES, *rules.SEQUENTIAL_RULES)),
-        *("Budgeted(OPT(0.5), 0.1)", "Budgeted(Lossy(0.5), 0.1)", TEXTS["Learnt"]),
+        *("Budgeted(OPT(0.5), 0.1)", "Budgeted(Lossy(0.5), 0.1)"),
     ],
     "verification": [kind.__name__ for kind in verification.ALL_VERIFICATIONS],
     "stopping": [
@@ -358,7 +357,7 @@ KINDS = {
 def models():
     """The built-in pair, and a model of the same vocabulary named x."""
     pair = specjax.load_pair()
-    return specjax.Models(**pair.named, x=specjax.load_text_model(pair.drafter.name))
+    return specjax.Pair(**pair.named, x=specjax.load_text_model(pair.drafter.name))
 
 
 def check_pair_of_parts(models, values):

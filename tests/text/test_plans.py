@@ -113,7 +113,7 @@ def test_a_plan_of_one_s_own_uses_models_by_their_names(pair, expected):
         def bind(self, models):
             return specjax.drafting.Chain("middle").bind(models)
 
-    models = specjax.Models(verifier=pair.verifier, middle=pair.verifier, drafter=pair.drafter)
+    models = specjax.Pair(verifier=pair.verifier, middle=pair.verifier, drafter=pair.drafter)
     decoder = specjax.Decoder(models, drafting=Middle(), max_draft=3, **SHAPE)
     assert decoder.method.drafter.model is pair.verifier.model
     result = decoder(PROMPTS)

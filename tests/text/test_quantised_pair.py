@@ -36,8 +36,8 @@ def test_both_models_or_either(pair):
     one = specjax.load_pair(weights={"verifier": "int8"})
     assert matrices(one.drafter) == {"float16"} or matrices(one.drafter) == {"float32"}
     assert matrices(one.verifier) == {"int8"}
-    paths = {"verifier": PAIR / "verifier", "small": PAIR / "drafter_small"}
-    models = specjax.load_models(**paths, weights={"small": "int8+embedding"})
+    small, forms = {"small": PAIR / "drafter_small"}, {"small": "int8+embedding"}
+    models = specjax.load_pair(verifier=PAIR / "verifier", others=small, weights=forms)
     assert matrices(models.named["small"]) == {"int8"} != matrices(models.verifier)
     table = models.named["small"].params["token_embedder"]["embedding"]
     assert isinstance(table, Int8Weight)

@@ -25,7 +25,6 @@ def pair():
         ("lossless()", "Lossless"),
         ("token_v3(0.5)", "TokenV3(0.5)"),
         ("budgeted( opt(0.5),0.1 )", "Budgeted(OPT(0.5), 0.1)"),
-        ("learnt(mixture(0.2),1,2,3,-4)", "Learnt(Mixture(0.2), 1, 2, 3, -4)"),
     ],
 )
 def test_equal_parts_have_equal_texts(written, plain):

@@ -38,7 +38,7 @@ def models():
     table = verifier.params.at[:, 1].add(-2.0)
     verifier = dataclasses.replace(verifier, params=table)
     named = {"drafter": 0.3, "small": 0.6}
-    return specjax.Models(
+    return specjax.Pair(
         verifier=verifier,
         **{name: near(verifier, i, x) for i, (name, x) in enumerate(named.items(), 5)},
     )

@@ -138,11 +138,10 @@ def check_supported(given: Any) -> None:
             f"setting must be a specjax.Setting, got {type(given).__name__}: bind "
             "@specjax_t5x.setting()"
         )
-    usual = text.Setting()
     if isinstance(given.part("stopping"), WithParams):
         raise UserError("stopping must be a policy without parameters in T5X, got WithParams(...)")
     for name in ("method", "drafter", "processors", "process_drafts", "widths", "costs"):
-        if getattr(given, name) != getattr(usual, name):
+        if name in given.given:
             raise UserError(f"{name} must be left out in T5X, got {getattr(given, name)!r}")
     check_single(given)
     drafts = given.part("drafting")
@@ -249,9 +248,8 @@ def method_of(
     if proposer is None:
         if rule is not None:
             raise UserError(_NEEDS_DRAFTER.format("rule"))
-        usual = text.Setting()
         for name in ("rule", *OF_DRAFTS):
-            if getattr(setting, name) != getattr(usual, name):
+            if name in setting.given:
                 raise UserError(_NEEDS_DRAFTER.format(name))
         return Autoregressive(verifier, eos_ids=eos_ids)
     method = Speculative(verifier, proposer, setting.part("verification"), eos_ids=eos_ids)
