@@ -50,7 +50,7 @@ def _of(algorithm: Any) -> Callable[..., Any]:
 
 def _of_tree(algorithm: Any) -> Callable[..., Any]:
     """A tree algorithm of specjax on a chain, in its own code."""
-    from specjax.sampling import draw
+    from specjax.sampling.draws import draw
 
     def row(tokens, draft, target, uniforms, following, length):
         draft = jnp.concatenate([draft, target[-1:]])

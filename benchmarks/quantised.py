@@ -14,9 +14,9 @@ from specjax.compilation import jit
 from specjax.data.examples import read_examples
 from specjax.evaluation import METRICS
 from specjax.memory import nbytes
-from specjax.sampling import Sampling
 from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.teacher_forcing import KnownTexts, batches, read
+from specjax.types import Sampling
 
 HELP = "bytes, time, errors of logits, equal texts and quality with matrices in 8 bits"
 

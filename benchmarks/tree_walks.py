@@ -30,7 +30,7 @@ from specjax.drafting import Tree
 from specjax.drafting.trees import Topology
 from specjax.errors import UserError
 from specjax.rules import Lossless
-from specjax.sampling import TINY, num_uniforms, total
+from specjax.sampling.draws import TINY, num_uniforms, total
 from specjax.study.expect import (
     Expected,
     Laws,

@@ -20,7 +20,7 @@ from specjax.data.examples import read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import Costs
 from specjax.models import preset
-from specjax.sampling import TINY
+from specjax.sampling.draws import TINY
 from specjax.study.expect import VERIFIER, expect, is_chain, sampling_key
 from specjax.study.measure import in_turns, timed
 from specjax.text import Decoder, TextModel

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from specjax import partitioning as partitioning
     from specjax import processors as processors
     from specjax import rules as rules
-    from specjax import sampling as sampling
     from specjax import study as study
     from specjax import testing as testing
     from specjax import text as text
@@ -74,7 +73,6 @@ _PACKAGES = (
     "partitioning",
     "processors",
     "rules",
-    "sampling",
     "study",
     "testing",
     "text",

@@ -15,7 +15,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.platforms import entry
-from specjax.sampling import TINY, distribution, drawn, log_confidence, log_distribution
+from specjax.sampling.distributions import distribution, drawn, log_confidence, log_distribution
+from specjax.sampling.draws import TINY
 from specjax.types import LogProbs, Processing, PromptBatch, Sampling
 from specjax.types.pytrees import where_rows
 

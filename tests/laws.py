@@ -29,8 +29,8 @@ from specjax.decoding import method as methods
 from specjax.decoding import speculative
 from specjax.drafting.cascades import SeveralDrafters
 from specjax.drafting.trees import CaterpillarDrafter
-from specjax.sampling import Sampling, distribution
-from specjax.types import PromptBatch, traced_dataclass
+from specjax.sampling.distributions import distribution
+from specjax.types import PromptBatch, Sampling, traced_dataclass
 from specjax.verification import num_accepted_probs
 from tests.models.tiny import quick_jit
 from tests.tables import RULES, targets

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from specjax import rules, sampling, testing, verification
+from specjax.types import Sampling
 
 RULES = {
     "Lossless": rules.Lossless(),
@@ -46,11 +47,14 @@ VERIFICATIONS = {
 def prefix_tables(vocab, num_tokens, *, temperature=0.8, zeros=0.0, seed=0, prompt=(0, 1)):
     """q, p and their confidences after every prefix of a pair of context-dependent models."""
     model = testing.TabularModel(vocab, 2)
-    plain = sampling.Sampling(temperature)
+    plain = Sampling(temperature)
     out = []
     for which in (0, 1):
         table = testing.random_table(10 * seed + which, vocab, 2, scale=1.5, zeros=zeros)
-        for to_probs in (lambda x: sampling.distribution(x, plain), sampling.confidence):
+        for to_probs in (
+            lambda x: sampling.distributions.distribution(x, plain),
+            sampling.distributions.confidence,
+        ):
             out.append(
                 testing.prefix_distributions(
                     model, jnp.asarray(table), prompt, num_tokens, to_probs

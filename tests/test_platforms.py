@@ -61,15 +61,17 @@ def test_a_draw_is_the_same(vocab, temperature):
     logits = random(200, vocab) * 3
     logits[:, vocab // 2] = logits.max(axis=1)  # a tie, sometimes with an earlier token
     logits[0, 1] = -np.inf
-    uniforms = np.random.default_rng(1).random((200, sampling.num_uniforms(vocab)), np.float32)
+    uniforms = np.random.default_rng(1).random(
+        (200, sampling.draws.num_uniforms(vocab)), np.float32
+    )
 
     def drawn(logits, uniforms):
-        return jax.vmap(lambda *x: sampling.drawn(x[0], Sampling(temperature), x[1]))(
+        return jax.vmap(lambda *x: sampling.distributions.drawn(x[0], Sampling(temperature), x[1]))(
             logits, uniforms
         )
 
     probs, tokens = jax.jit(drawn)(logits, uniforms)
-    law = jax.vmap(lambda x: sampling.distribution(x, Sampling(temperature)))
+    law = jax.vmap(lambda x: sampling.distributions.distribution(x, Sampling(temperature)))
     np.testing.assert_allclose(probs, law(logits), rtol=5e-6)
     with platforms.as_on_tpus():
         there, tokens_there = jax.jit(lambda *x: drawn(*x))(logits, uniforms)
@@ -87,10 +89,14 @@ def test_a_draw_is_the_same(vocab, temperature):
 def test_one_nan_is_told(there, vocab, temperature):
     logits = random(8, vocab)
     logits[3, 1] = np.nan
-    uniforms = np.full((8, sampling.num_uniforms(vocab)), 0.5, np.float32)
+    uniforms = np.full((8, sampling.draws.num_uniforms(vocab)), 0.5, np.float32)
     with platforms.as_on_tpus() if there else contextlib.nullcontext():
-        law = jax.jit(jax.vmap(lambda x: sampling.distribution(x, Sampling(temperature))))(logits)
-        drawn = jax.vmap(lambda *x: sampling.drawn(x[0], Sampling(temperature), x[1])[0])
+        law = jax.jit(
+            jax.vmap(lambda x: sampling.distributions.distribution(x, Sampling(temperature)))
+        )(logits)
+        drawn = jax.vmap(
+            lambda *x: sampling.distributions.drawn(x[0], Sampling(temperature), x[1])[0]
+        )
         drawn = jax.jit(drawn)(logits, uniforms)
     for probs in (law, drawn):
         assert (np.isnan(probs).all(axis=1) == (np.arange(8) == 3)).all()

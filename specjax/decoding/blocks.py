@@ -21,7 +21,8 @@ from specjax.decoding.history import put_at
 from specjax.errors import UserError
 from specjax.platforms import rows_in_tiles
 from specjax.processing import distributions_along
-from specjax.sampling import confidence, draw
+from specjax.sampling.distributions import confidence
+from specjax.sampling.draws import draw
 from specjax.types import (
     Acceptance,
     Bonus,

@@ -45,7 +45,8 @@ from specjax.processing import advance, distributions, draws, logs_along, with_p
 from specjax.rules import FallbackRollback, Lossless
 from specjax.rules.deferral import check_deferral, check_reads_drafter_alone
 from specjax.rules.target import check_is_rule
-from specjax.sampling import confidence, draw, log_confidence, num_uniforms
+from specjax.sampling.distributions import confidence, log_confidence
+from specjax.sampling.draws import draw, num_uniforms
 from specjax.types import (
     NAN,
     RUNNING,

@@ -54,7 +54,7 @@ from specjax.errors import UserError
 from specjax.platforms import entry, row, rows_in_tiles, when
 from specjax.processing import advance, logs_along, unprocessed
 from specjax.rules.target import check_is_rule, has_carry, init_carry
-from specjax.sampling import num_uniforms
+from specjax.sampling.draws import num_uniforms
 from specjax.types import (
     Axes,
     Cache,

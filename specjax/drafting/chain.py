@@ -28,7 +28,8 @@ from specjax.drafting.stopping import (
 from specjax.errors import UserError
 from specjax.platforms import when
 from specjax.processing import advance, distributions, draws, with_processing
-from specjax.sampling import confidence, num_uniforms
+from specjax.sampling.distributions import confidence
+from specjax.sampling.draws import num_uniforms
 from specjax.types import (
     Axes,
     Bonus,

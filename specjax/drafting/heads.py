@@ -28,7 +28,7 @@ from specjax.drafting.trees import Tree
 from specjax.errors import UserError
 from specjax.models.heads import BlockHead, BlockOutputs, DraftHead, EagleHead, Fresh
 from specjax.processing import distributions
-from specjax.sampling import confidence
+from specjax.sampling.distributions import confidence
 from specjax.types import (
     Bonus,
     DraftBlock,

@@ -41,7 +41,8 @@ from specjax.drafting.chain import Chain, ChainParams, ChainState, ModelDrafter
 from specjax.errors import UserError
 from specjax.platforms import entry, row, when
 from specjax.processing import distributions, distributions_along
-from specjax.sampling import TINY, confidence, draw, num_uniforms
+from specjax.sampling.distributions import confidence
+from specjax.sampling.draws import TINY, draw, num_uniforms
 from specjax.types import (
     Axes,
     Bonus,

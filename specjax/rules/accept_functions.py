@@ -34,7 +34,7 @@ from specjax.rules.target import (
     TargetRule,
     entropy,
 )
-from specjax.sampling import normalise, residual_mass, residual_weights, total
+from specjax.sampling.draws import normalise, residual_mass, residual_weights, total
 from specjax.types import traced_dataclass
 
 _REPLACEMENTS = ("verifier", "residual", "argmax")

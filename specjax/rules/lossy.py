@@ -29,7 +29,7 @@ from specjax.rules.target import (
     TargetRule,
     kl_divergence,
 )
-from specjax.sampling import TINY, normalise, residual_mass, total
+from specjax.sampling.draws import TINY, normalise, residual_mass, total
 from specjax.types import traced_dataclass
 
 # Newton's method on a convex piecewise linear function is exact after far fewer steps.

@@ -20,8 +20,7 @@ from jaxtyping import Array, Float32
 from specjax.checks import check_part, checked
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.sampling import residual_mass, total
-from specjax.sampling.draws import Weights
+from specjax.sampling.draws import Weights, residual_mass, total
 from specjax.types import Rule, traced_dataclass
 
 _FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")

@@ -20,7 +20,7 @@ from specjax.rules.target import (
     check_position,
     kl_divergence,
 )
-from specjax.sampling import normalise, total
+from specjax.sampling.draws import normalise, total
 from specjax.types import traced_dataclass
 
 

@@ -37,7 +37,7 @@ from specjax.drafting import FixedLength
 from specjax.errors import UserError
 from specjax.rules import Deferral, KLPrice, Lossless, accept_probability
 from specjax.rules.target import has_carry
-from specjax.sampling import draw, num_uniforms, residual_weights, total
+from specjax.sampling.draws import draw, num_uniforms, residual_weights, total
 from specjax.study.measure import tell as _say
 from specjax.text import TextModel
 from specjax.text.decoder import Decoder

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from specjax.checks import shown, whole_number
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.sampling import confidence, distribution, log_distribution
+from specjax.sampling.distributions import confidence, distribution, log_distribution
 from specjax.text.requests import check_unicode, checked_sampling, encode
 from specjax.text.results import Row, TopTokens
 from specjax.text.text_models import TextModel

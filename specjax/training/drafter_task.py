@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 from specjax.compilation import jit
 from specjax.models import ModelConfig, model_from_config
 from specjax.models.heads import Drafted, DraftHead, HeadConfig, ReadText, draft_head
-from specjax.sampling import distribution
+from specjax.sampling.distributions import distribution
 from specjax.theory import expected_calls
 from specjax.training.losses import Objective, Total, masked_total
 from specjax.training.step import root_key

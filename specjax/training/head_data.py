@@ -27,7 +27,7 @@ from specjax.compilation import jit
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.runs.run_directory import RunDirectory, Store
-from specjax.sampling import draw, num_uniforms
+from specjax.sampling.draws import draw, num_uniforms
 from specjax.text import Decoder, Pair
 from specjax.text.teacher_forcing import (
     Begun,

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from specjax.errors import UserError
 from specjax.platforms import entry, row
-from specjax.sampling import draw, num_uniforms, residual, residual_mass, residual_weights
+from specjax.sampling.draws import draw, num_uniforms, residual, residual_mass, residual_weights
 from specjax.types import Acceptance, DraftTraits, ScoredBlock, Verification, Verified
 
 # At this ratio R pi - q equals R pi in float32. Sums of larger ones could overflow.

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float32
 
 from specjax.errors import UserError
 from specjax.platforms import entry, row
-from specjax.sampling import TINY, total
+from specjax.sampling.draws import TINY, total
 from specjax.types import ChildLaw, DraftTraits, Path, ScoredBlock
 from specjax.verification.chains import Block, Token
 

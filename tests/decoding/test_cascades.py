@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing
+from specjax import decoding, drafting, rules, testing
 from specjax.decoding import cascades
-from specjax.types import ENDED_BY, PromptBatch
+from specjax.types import ENDED_BY, PromptBatch, Sampling
 from tests.decoding import cascade_laws as laws
 from tests.decoding.helpers import begin
 from tests.tables import p_value
@@ -47,7 +47,7 @@ def start(method, params, copies, limits, temperature=1.0, **more):
         np.tile(LENGTHS, copies),
         ids=np.arange(rows),
         limits=np.tile(np.asarray(limits), copies),
-        sampling=sampling.Sampling(temperature),
+        sampling=Sampling(temperature),
         max_new=int(np.max(limits)),
         **more,
     )
@@ -277,7 +277,7 @@ def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
             LENGTHS[kind : kind + 1],
             ids=np.array([row]),
             limits=np.array([LONG[kind]]),
-            sampling=sampling.Sampling(1.0),
+            sampling=Sampling(1.0),
             max_new=6,
             max_length=30,
         )
@@ -362,7 +362,7 @@ def traced(method, rule, prompts, limits, **more):
         np.array([len(prompt) for prompt in prompts], np.int32),
         ids=np.arange(len(prompts)),
         limits=np.array(limits),
-        sampling=sampling.Sampling(0.0),
+        sampling=Sampling(0.0),
         max_new=max(limits),
         **more,
     )

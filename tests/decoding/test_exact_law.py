@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, platforms, rules, sampling, testing, types, verification
+from specjax.types import Sampling
 from tests import laws
 from tests.decoding import helpers
 from tests.decoding.helpers import AfterTokenOne, alone, begin, pair
@@ -45,7 +46,7 @@ def sample(loop, rule, copies, *, stop_after=100, seed=0, stopping=()):
         seeds=seed,
         ids=jnp.arange(rows, dtype=jnp.int32),
         limits=jnp.asarray(np.tile(LIMITS, copies)),
-        sampling=sampling.Sampling(np.tile(TEMPERATURES, copies)),
+        sampling=Sampling(np.tile(TEMPERATURES, copies)),
         max_new=4,
         max_length=16,
     )
@@ -169,7 +170,7 @@ def test_autoregressive_follows_the_verifier():
         seeds=1,
         ids=np.arange(3 * COPIES),
         limits=np.tile(LIMITS, COPIES),
-        sampling=sampling.Sampling(np.tile(TEMPERATURES, COPIES)),
+        sampling=Sampling(np.tile(TEMPERATURES, COPIES)),
         max_new=4,
     )
     texts = outputs(loop.run(alone(PARAMS[0]), state, 100))
@@ -244,7 +245,7 @@ def test_what_a_rule_without_a_drafter_lacks_is_named(rule, message):
 @pytest.mark.parametrize("name", SOME)
 def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
     size, copies, length = 520, 5000, 3
-    assert sampling.num_uniforms(size) == 2
+    assert sampling.draws.num_uniforms(size) == 2
     model = testing.TabularModel(size)
     tables = [jnp.asarray(testing.random_table(s, size, 1, scale=2.0)) for s in (7, 8)]
     # From one token to the next; tokens are pooled by their remainder.
@@ -271,7 +272,7 @@ def test_a_vocabulary_that_takes_several_uniforms_a_draw(name):
         seeds=5,
         ids=jnp.arange(copies, dtype=jnp.int32),
         limits=jnp.full(copies, length, jnp.int32),
-        sampling=sampling.Sampling(),
+        sampling=Sampling(),
         max_new=length,
         max_length=8,
     )
@@ -302,7 +303,7 @@ def test_a_row_is_the_same_in_any_company_and_in_any_slices(name):
             seeds=0,
             ids=jnp.array([row], jnp.int32),
             limits=jnp.asarray(LIMITS[kind : kind + 1]),
-            sampling=sampling.Sampling(TEMPERATURES[kind]),
+            sampling=Sampling(TEMPERATURES[kind]),
             max_new=4,
             max_length=21,
         )
@@ -324,7 +325,7 @@ def test_the_drafter_as_verifier_accepts_everything_and_totals_add_up():
         seeds=0,
         ids=jnp.arange(3),
         limits=jnp.array([9, 4, 0]),
-        sampling=sampling.Sampling(),
+        sampling=Sampling(),
         max_new=9,
         max_length=20,
     )
@@ -356,7 +357,7 @@ def test_refilled_slots_decode_as_fresh_rows():
             seeds=3,
             ids=jnp.array(ids),
             limits=jnp.asarray(LIMITS[kinds]),
-            sampling=sampling.Sampling(TEMPERATURES[kinds]),
+            sampling=Sampling(TEMPERATURES[kinds]),
             max_new=4,
             max_length=16,
         )
@@ -414,7 +415,7 @@ def test_a_finished_row_makes_no_passes():
         state = begin(
         loop,
             params, jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32), seeds=0,
-            ids=jnp.arange(rows), limits=jnp.array(limits), sampling=sampling.Sampling(),
+            ids=jnp.arange(rows), limits=jnp.array(limits), sampling=Sampling(),
             max_new=20, max_length=32,
         )  # fmt: skip
         return int(loop.run(params, state, 100).info.calls["drafter"][0])
@@ -467,7 +468,7 @@ def test_bad_input_is_named_before_any_work(change, message, alone):
         "inputs": PROMPTS, "input_lengths": LENGTHS, "seeds": 0, "ids": [0, 1, 2],
         "limits": LIMITS, "sampling": 1.0, "max_new": 4, "max_length": 16,
     } | change  # fmt: skip
-    arguments["sampling"] = sampling.Sampling(arguments["sampling"])
+    arguments["sampling"] = Sampling(arguments["sampling"])
     for name in arguments.keys() - {"seeds", "sampling", "max_new", "max_length"}:
         arguments[name] = np.asarray(arguments[name])
     if alone:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, sampling
-from specjax.types import DraftInputs, PromptBatch, Prompts
+from specjax import decoding, drafting
+from specjax.types import DraftInputs, PromptBatch, Prompts, Sampling
 from tests import laws
 from tests.decoding import test_exact_law as whole
 from tests.decoding.helpers import pair
@@ -33,7 +33,7 @@ def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
         input_lengths=np.array([5, 2, 4], np.int32),
         ids=np.arange(3),
         limits=np.full(3, 24),
-        sampling=sampling.Sampling(0.0),
+        sampling=Sampling(0.0),
         draft_limits=np.array([0, 0, 3]),
     )
     state = method.init(given, prompts, max_new=24)
@@ -64,7 +64,7 @@ def test_an_overshoot_is_cut_back():
     params = pair(whole.PARAMS[0], whole.PARAMS[0])
     inputs = jnp.asarray(whole.PROMPTS)
     state = one.prefill(params, Prompts(inputs, jnp.asarray(whole.LENGTHS)), 16)
-    settings = sampling.Sampling(jnp.zeros(3))
+    settings = Sampling(jnp.zeros(3))
     active, limits = jnp.ones(3, bool), jnp.full(3, 3)
 
     def round_(state, keep):
@@ -112,7 +112,7 @@ def test_a_nested_round_catches_up_on_what_others_add(counted, passes):
     one = decoding.Round(model, drafter, VERIFICATIONS["Token"], nested=True)
     params = pair(*whole.PARAMS)
     inputs, lengths = jnp.asarray(whole.PROMPTS), jnp.asarray(whole.LENGTHS)
-    settings, everyone = sampling.Sampling(jnp.ones(3)), jnp.ones(3, bool)
+    settings, everyone = Sampling(jnp.ones(3)), jnp.ones(3, bool)
     uniforms = jax.random.uniform(jax.random.key(3), (3, one.num_uniforms))
     added = jnp.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1], [1, 1, 0, 1, 0]])
 
@@ -171,7 +171,7 @@ def test_the_bonus_of_a_row_that_lags_and_drafts_nothing(catches_up):
         state = drafter.prefill(params, Prompts(jnp.array([[3, 4, 5]]), jnp.array([3])), 20)
         for token in (7, 8, 9):  # another part drafted them
             state = drafter.commit(state, jnp.array([[token]], jnp.int32), one)
-        last, settings = jnp.array([9], jnp.int32), sampling.Sampling(jnp.ones(1))
+        last, settings = jnp.array([9], jnp.int32), Sampling(jnp.ones(1))
         uniforms, active = jnp.zeros((1, drafter.num_uniforms)), jnp.array([True])
         inputs = DraftInputs(last, 0 * one, uniforms, settings, active)
         block, state = drafter.propose(params, state, inputs)
@@ -192,7 +192,7 @@ def test_what_is_read_of_a_row_that_lags_does_not_count(family):
     rng, counts = np.random.default_rng(0), np.array([drafted, drafted + 1], np.int32)
     text = rng.integers(3, 48, 3 + rounds * counts[1]).astype(np.int32)
     uniforms = jnp.full((2, drafter.num_uniforms), 0.5, jnp.float32)
-    settings = sampling.Sampling(jnp.ones(2))
+    settings = Sampling(jnp.ones(2))
 
     @quick_jit
     def propose(params, state, last, active):

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import decoding, drafting, rules, sampling, types
+from specjax import decoding, drafting, rules, types
+from specjax.types import Sampling
 from tests import tiny_pair
 from tests.decoding.helpers import alone, pair
 from tests.tables import VERIFICATIONS
@@ -29,7 +30,7 @@ def _run(method, params, temperature, limits=None):
         input_lengths=np.ones(3, np.int32),
         ids=np.arange(3),
         limits=np.full(3, 5),
-        sampling=sampling.Sampling(temperature),
+        sampling=Sampling(temperature),
         draft_limits=limits,
     )
     state = method.init(params, prompts, max_new=5)

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, sampling
+from specjax import decoding
+from specjax.types import Sampling
 from tests.decoding.helpers import alone, begin
 from tests.models.tiny import tiny
 
@@ -22,7 +23,7 @@ def _start(prefix=None, prefix_lengths=None, max_length=8):
         seeds=0,
         ids=np.arange(2),
         limits=np.full(2, 4),
-        sampling=sampling.Sampling(0.0),
+        sampling=Sampling(0.0),
         max_new=4,
         max_length=max_length,
         prefix=prefix,

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decoding, drafting, rules, sampling, testing
-from specjax.types import PromptBatch, row_axes
+from specjax import decoding, drafting, rules, testing
+from specjax.types import PromptBatch, Sampling, row_axes
 from tests.decoding.helpers import pair
 
 MODEL = testing.TabularModel(5, 2)
@@ -24,7 +24,7 @@ def _prompts(rows, copies=1):
         ids=np.arange(len(rows) * copies, dtype=np.uint32),
         limits=np.array([6, 4], np.int32)[rows].repeat(copies),
         seeds=np.uint32(7),
-        sampling=sampling.Sampling(np.float32([1.0, 0.7])[rows].repeat(copies)),
+        sampling=Sampling(np.float32([1.0, 0.7])[rows].repeat(copies)),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from specjax import decoding, drafting, rules, testing, types, verification
 from specjax.decoding.blocks import part_of, shape_of
-from specjax.sampling import Sampling
+from specjax.types import Sampling
 from tests.decoding.helpers import begin
 from tests.decoding.trees import Likeliest, Walk
 from tests.laws import Law

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.sampling import Sampling
-from specjax.types import DraftInputs, Prompts, ScoredBlock
+from specjax.types import DraftInputs, Prompts, Sampling, ScoredBlock
 from specjax.verification import next_token_probs, num_accepted_probs
 
 CHUNK = 512

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing, types
+from specjax import decoding, drafting, rules, testing, types
 from specjax.decoding.method import jitted_run
-from specjax.types import PromptBatch
+from specjax.types import PromptBatch, Sampling
 from tests.decoding import test_exact_law as whole
 from tests.drafting import binding
 from tests.models.tiny import tiny
@@ -22,7 +22,7 @@ def run(method, params, rows=3, new=16, **prompts):
         "input_lengths": np.array([5, 2, 4] * (rows // 3) or [5], np.int32),
         "ids": np.arange(rows),
         "limits": np.full(rows, new),
-        "sampling": sampling.Sampling(0.0),
+        "sampling": Sampling(0.0),
     } | prompts
     state = method.init(params, PromptBatch(**given), max_new=new)
     return method.run(params, state, 1000)
@@ -134,7 +134,7 @@ def test_a_row_ends_where_a_level_below_gives_nan():
             new=5,
             inputs=np.array([[0], [1], [2]], np.int32),
             input_lengths=np.ones(3, np.int32),
-            sampling=sampling.Sampling(1.0),
+            sampling=Sampling(1.0),
         )
         assert [types.ENDED_BY[code] for code in state.ended_by] == ["length", "nan", "length"]
         assert method.nan_sources[int(state.info.nan_in[1])] == "drafter"
@@ -192,7 +192,7 @@ def test_rows_of_several_drafters_share_the_passes_that_catch_up():
     given = decoding.MethodParams(params, own)
     inputs = np.random.default_rng(0).integers(3, 40, (3, 5)).astype(np.int32)
     lengths = np.array([5, 2, 4], np.int32)
-    options = {"sampling": sampling.Sampling(1.0)}
+    options = {"sampling": Sampling(1.0)}
     together = run(method, given, inputs=inputs, **options)
     differ = False
     for row in range(3):

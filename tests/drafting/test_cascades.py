@@ -14,6 +14,7 @@ import pytest
 
 import specjax
 from specjax import decoding, drafting, rules, sampling, testing, types, verification
+from specjax.types import Sampling
 from tests import tiny_pair
 from tests.drafting import binding
 from tests.laws import Law
@@ -41,14 +42,14 @@ def table(which, vocab):
 @functools.cache
 def known(which, vocab, temperature):
     """A model's distributions and confidences after every prefix."""
-    settings = (sampling.Sampling(temperature), sampling.Sampling())
+    settings = (Sampling(temperature), Sampling())
     return tuple(
         testing.prefix_distributions(
             model(vocab),
             table(which, vocab),
             PROMPT,
             TOKENS,
-            lambda x, setting=setting: sampling.distribution(x, setting),
+            lambda x, setting=setting: sampling.distributions.distribution(x, setting),
         )
         for setting in settings
     )
@@ -274,7 +275,7 @@ def test_rules_that_read_a_confidence_need_one_of_every_position():
         jax.eval_shape(
             one_round,
             given,
-            sampling.Sampling(jnp.ones(1)),
+            Sampling(jnp.ones(1)),
             state,
             jnp.zeros((1, one_round.num_uniforms)),
             jnp.ones(1, bool),

@@ -10,6 +10,7 @@ import pytest
 
 from specjax import drafting, sampling, testing, verification
 from specjax.acceptance_head import Head, HeadConfig, init_head
+from specjax.types import Sampling
 from tests.drafting.rounds import law
 from tests.variants import variants
 
@@ -50,11 +51,15 @@ VERIFICATIONS = {"token": verification.Token(), "block": verification.Block()}
 @functools.cache
 def tables(num_tokens, temperature):
     """q and p after every continuation of each prompt: `[B, P, V]`."""
-    settings = sampling.Sampling(temperature)
+    settings = Sampling(temperature)
 
     def table(params, prompt):
         return testing.prefix_distributions(
-            MODEL, params, prompt, num_tokens, lambda x: sampling.distribution(x, settings)
+            MODEL,
+            params,
+            prompt,
+            num_tokens,
+            lambda x: sampling.distributions.distribution(x, settings),
         )
 
     return tuple(np.stack([table(m, prompt) for prompt in PROMPTS]) for m in (SMALL, LARGE))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.drafting import Lookup
-from specjax.sampling import Sampling
-from specjax.types import DraftInputs, Prompts
+from specjax.types import DraftInputs, Prompts, Sampling
 
 ROWS, WIDTH, FORCED, MORE, G = 50, 12, 3, 9, 6
 DRAFTERS = {

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, rules, sampling, testing, verification
-from specjax.types import PromptBatch, traced_dataclass
+from specjax import decoding, drafting, rules, testing, verification
+from specjax.types import PromptBatch, Sampling, traced_dataclass
 from tests.decoding import test_exact_law as whole
 
 V = whole.V
@@ -42,7 +42,7 @@ def test_a_row_that_copies_makes_no_pass():
             np.full(len(inputs), inputs.shape[1], np.int32),
             ids=np.arange(len(inputs)),
             limits=np.full(len(inputs), 9, np.int32),
-            sampling=sampling.Sampling(np.float32(0.0)),
+            sampling=Sampling(np.float32(0.0)),
         )
         state = loop.run(both, loop.init(both, batch, max_new=9), 100)
         assert not np.asarray(state.tokens).any()
@@ -77,7 +77,7 @@ def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
         whole.LENGTHS,
         ids=np.arange(3),
         limits=whole.LIMITS,
-        sampling=sampling.Sampling(whole.TEMPERATURES),
+        sampling=Sampling(whole.TEMPERATURES),
     )
     state = loop.run(given, loop.init(given, batch, max_new=4), 100)
     drafted, accepted = (

@@ -9,8 +9,7 @@ import pytest
 
 from specjax.drafting import Bigram, Lookup
 from specjax.drafting.ngrams import NGrams, follower, frequent_contexts, most_frequent_successors
-from specjax.sampling import Sampling
-from specjax.types import DraftInputs, Prompts
+from specjax.types import DraftInputs, Prompts, Sampling
 from tests.drafting.test_lookup import naive
 
 ROWS, WIDTH, FORCED, MORE, G, START = 200, 10, 2, 9, 6, 0

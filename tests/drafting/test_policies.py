@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import drafting, sampling, testing
+from specjax import drafting, testing
 from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting.stopping import Weighing, confidence_log_odds
-from specjax.types import DraftInputs, DraftOutcome, Drawn, Prompts
+from specjax.types import DraftInputs, DraftOutcome, Drawn, Prompts, Sampling
 from tests.models.tiny import quick_jit
 
 B, V, G = 5, 6, 4
@@ -379,7 +379,7 @@ def test_bounds_hold_for_any_policy():
         params, Prompts(jnp.zeros((B, 1), jnp.int32), jnp.ones(B, jnp.int32)), 9
     )
     limits = jnp.asarray([0, 1, 2, 3, 4], jnp.int32)
-    settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), sampling.Sampling())
+    settings = jax.tree.map(lambda x: jnp.broadcast_to(x, (B,)), Sampling())
     last, uniforms = jnp.zeros(B, jnp.int32), jnp.full((B, G), 0.5)
     inputs = DraftInputs(last, limits, uniforms, settings, limits > 0)
     drafted = quick_jit(lambda state: drafter.propose(params, state, inputs)[0].num_drafted)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, processors, rules, types, verification
-from specjax.sampling import Sampling
-from specjax.types import ChildLaw, ScoredBlock
+from specjax.types import ChildLaw, Sampling, ScoredBlock
 from specjax.verification.chains import accept
 from tests import laws
 from tests.decoding.helpers import begin

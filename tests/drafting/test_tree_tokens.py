@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
-from specjax.sampling import Sampling
+from specjax.types import Sampling
 from tests.decoding.helpers import begin
 from tests.drafting import binding
 

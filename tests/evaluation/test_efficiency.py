@@ -3,11 +3,12 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import decoding, drafting, rules, sampling, testing, verification
+from specjax import decoding, drafting, rules, testing, verification
 from specjax.data.examples import Example
 from specjax.evaluation import Bootstrap, RowCounts, divergence, efficiency
 from specjax.evaluation.efficiency import impossible_share
 from specjax.runs.predictions import record_of_row
+from specjax.types import Sampling
 from tests import tiny_pair
 from tests.decoding.helpers import begin, pair
 
@@ -167,7 +168,7 @@ def test_the_loop_records_what_the_estimate_needs(rule, algorithm):
         max_new=longest,
         ids=np.arange(rows),
         limits=np.full(rows, longest),
-        sampling=sampling.Sampling(1.0),
+        sampling=Sampling(1.0),
     )
     state = method.run(params, state, 100)
     found = Bootstrap().interval(

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import testing
-from specjax.sampling import Sampling
-from specjax.types import DraftInputs, Prompts
+from specjax.types import DraftInputs, Prompts, Sampling
 from tests.drafting.rounds import numbers, outcomes_of
 from tests.laws import Choices, probabilities
 from tests.models.tiny import quick_jit

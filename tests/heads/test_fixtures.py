@@ -30,8 +30,7 @@ from specjax.models import model_from_config
 from specjax.models.attention import block_bias
 from specjax.models.heads import EagleHead
 from specjax.partitioning import make_mesh
-from specjax.sampling import Sampling
-from specjax.types import DraftInputs, Prompts
+from specjax.types import DraftInputs, Prompts, Sampling
 from tests.checkpoints.checkpoint_helpers import shared
 from tests.models.hf_models import made
 from tests.models.test_families import Words

@@ -10,8 +10,7 @@ import pytest
 from specjax import decoding, drafting, verification
 from specjax.decoding.method import beginning_of, insert_rows
 from specjax.partitioning import Partitioner, make_mesh
-from specjax.sampling import Sampling
-from specjax.types import DraftInputs, PromptBatch, Prompts
+from specjax.types import DraftInputs, PromptBatch, Prompts, Sampling
 from tests.heads.tiny_heads import drafter_of, encoded_head, tiny_head
 from tests.models.tiny import quick_jit
 from tests.variants import variants

@@ -30,7 +30,7 @@ from specjax.partitioning import (
     partition_spec,
 )
 from specjax.platforms import compiled_for
-from specjax.sampling import draw, num_uniforms
+from specjax.sampling.draws import draw, num_uniforms
 from specjax.types import Prompts
 from tests.models.tiny import QUICK, error, quick_jit, random_params
 from tests.variants import variants

@@ -7,6 +7,7 @@ import pytest
 
 from specjax import rules, sampling
 from specjax.rules.lossy import inverse_beta
+from specjax.types import Sampling
 from tests.rules.exact import apply, exact_tuned, pairs
 from tests.tables import RULES, random_distributions
 from tests.variants import variants
@@ -107,9 +108,11 @@ def test_opt_is_diff_at_temperature_zero():
     # Lemma 8: with one-hot q, p the penalty is strength where the argmaxes differ, and 0 where they
     # agree, when both choices draw the same token.
     logits = np.random.default_rng(0).standard_normal((2, 500, 9)).astype(np.float32)
-    greedy, plain = sampling.Sampling(0.0), sampling.Sampling()
-    q, p = (jax.vmap(lambda x: sampling.distribution(x, greedy))(x) for x in logits)
-    q_conf, p_conf = (jax.vmap(lambda x: sampling.distribution(x, plain))(x) for x in logits)
+    greedy, plain = Sampling(0.0), Sampling()
+    q, p = (jax.vmap(lambda x: sampling.distributions.distribution(x, greedy))(x) for x in logits)
+    q_conf, p_conf = (
+        jax.vmap(lambda x: sampling.distributions.distribution(x, plain))(x) for x in logits
+    )
     for strength in (0.0, 0.05, 0.3):
         for opt, diff in ((rules.OPT, rules.Diff), (rules.OPTLog, rules.DiffLog)):
             got = apply(opt(strength), q, p, q_conf, p_conf)

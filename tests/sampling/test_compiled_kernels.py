@@ -17,13 +17,13 @@ from specjax.types import Sampling
 devices = topologies.get_topology_desc(platform="tpu", topology_name={topology!r}).devices
 where = SingleDeviceSharding(devices[0])
 for rows, vocab in ((8, 32128), (3, 1000), (9, 256000)):
-    levels = sampling.num_uniforms(vocab)
+    levels = sampling.draws.num_uniforms(vocab)
 
     def run(x, y, temperature, uniforms):
         at = jax.vmap(Sampling)(temperature)
-        p, tokens = jax.vmap(sampling.drawn)(x, at, uniforms)
-        q = jax.vmap(sampling.distribution)(y, at)
-        return p, tokens, jax.vmap(sampling.draw)(q, uniforms)
+        p, tokens = jax.vmap(sampling.distributions.drawn)(x, at, uniforms)
+        q = jax.vmap(sampling.distributions.distribution)(y, at)
+        return p, tokens, jax.vmap(sampling.draws.draw)(q, uniforms)
 
     shapes = [((rows, vocab), "float32")] * 2 + [((rows,), "float32")]
     shapes += [((rows, levels), "float32")]

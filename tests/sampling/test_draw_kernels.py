@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.sampling import distributions, draw_kernels, draws, num_uniforms
+from specjax.sampling import distributions, draw_kernels, draws
+from specjax.sampling.draws import num_uniforms
 from specjax.types import Sampling
 
 # In Pallas' interpreter.

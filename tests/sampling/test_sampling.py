@@ -7,10 +7,11 @@ import pytest
 from scipy import stats
 
 from specjax import kernel_choice, sampling
-from specjax.sampling import Sampling, distributions
+from specjax.sampling import distributions
+from specjax.types import Sampling
 
-distribution = jax.jit(sampling.distribution)
-by_row = jax.jit(jax.vmap(sampling.distribution, in_axes=(0, None)))
+distribution = jax.jit(sampling.distributions.distribution)
+by_row = jax.jit(jax.vmap(sampling.distributions.distribution, in_axes=(0, None)))
 ONE_BELOW = np.float32(1.0) - np.finfo(np.float32).epsneg
 
 
@@ -59,7 +60,7 @@ def test_matches_sorting(kwargs):
 def test_each_row_has_its_own_settings():
     logits = np.random.default_rng(1).standard_normal((3, 50)).astype(np.float32)
     rows = Sampling([0.0, 0.5, 2.0], top_k=[50, 5, 1], top_p=[0.5, 0.9, 1.0])
-    got = jax.jit(jax.vmap(sampling.distribution))(logits, rows)
+    got = jax.jit(jax.vmap(sampling.distributions.distribution))(logits, rows)
     for i, (t, k, p) in enumerate([(0.0, 50, 0.5), (0.5, 5, 0.9), (2.0, 1, 1.0)]):
         np.testing.assert_allclose(got[i], reference(logits[i], t, k, p), atol=1e-6)
 
@@ -145,7 +146,7 @@ def test_bfloat16_logits_become_float32_probabilities():
 
 def test_an_unfiltered_run_has_no_search():
     def primitives(s):
-        return str(jax.make_jaxpr(sampling.distribution)(jnp.zeros((2048,)), s))
+        return str(jax.make_jaxpr(sampling.distributions.distribution)(jnp.zeros((2048,)), s))
 
     assert "while" not in primitives(Sampling()) and "sort" not in primitives(Sampling())
     assert "while" in primitives(Sampling(top_k=3)) or "scan" in primitives(Sampling(top_k=3))
@@ -176,7 +177,7 @@ def test_no_impossible_token_is_drawn(size, draws):
     tokens = np.asarray(
         jax.jit(
             lambda u: jax.lax.map(
-                lambda x: sampling.draw(jnp.asarray(probs), x), u, batch_size=1000
+                lambda x: sampling.draws.draw(jnp.asarray(probs), x), u, batch_size=1000
             )
         )(uniforms)
     )
@@ -203,11 +204,11 @@ def test_a_draw_over_a_large_vocabulary_follows_its_law(spread):
     # The exact law: at each level of the tree the 2**23 values of its uniform, by float32 rounding.
     size = 262_144
     logits = spread * np.random.default_rng(0).standard_normal(size).astype(np.float32)
-    probs = np.asarray(sampling.distribution(jnp.asarray(logits), Sampling()))
+    probs = np.asarray(sampling.distributions.distribution(jnp.asarray(logits), Sampling()))
     levels = [probs]
     while levels[-1].size > 64:
         levels.append(levels[-1].reshape(-1, 64).sum(1))
-    assert sampling.num_uniforms(size) == len(levels) == 3
+    assert sampling.draws.num_uniforms(size) == len(levels) == 3
 
     def law(weights):
         edges = np.ceil(np.cumsum(weights) / weights.sum(dtype=np.float32) * 2**23) / 2**23
@@ -226,7 +227,7 @@ def test_each_level_of_the_tree_follows_its_own_uniform():
     size, draws = 600 * 128 + 64, 20_000
     weights = np.random.default_rng(1).random(size).astype(np.float32)
     uniforms = np.random.default_rng(2).random((draws, 3), np.float32)
-    draw = jax.jit(jax.vmap(lambda u: sampling.draw(jnp.asarray(weights), u)))
+    draw = jax.jit(jax.vmap(lambda u: sampling.draws.draw(jnp.asarray(weights), u)))
     tokens = np.asarray(draw(uniforms))
     padded = np.pad(weights, (0, -size % 128**2)).reshape(-1, 128, 128)
     top = np.cumsum(padded.sum((1, 2)), dtype=np.float64)
@@ -246,7 +247,7 @@ def test_frequencies_follow_the_distribution():
     keys = jax.random.split(jax.random.key(0), 100_000)
 
     def one(key, weights):
-        return sampling.draw(weights, jax.random.uniform(key))
+        return sampling.draws.draw(weights, jax.random.uniform(key))
 
     tokens = jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, jnp.asarray(probs))
     counts = np.bincount(tokens, minlength=5)
@@ -256,16 +257,16 @@ def test_frequencies_follow_the_distribution():
 
 
 def test_a_draw_without_positive_weights_is_token_zero():
-    assert sampling.draw(jnp.zeros((5,)), jnp.float32(0.5)) == 0
+    assert sampling.draws.draw(jnp.zeros((5,)), jnp.float32(0.5)) == 0
 
 
 def test_residual():
     p, q = jnp.array([0.2, 0.5, 0.3]), jnp.array([0.5, 0.2, 0.3])
-    np.testing.assert_allclose(sampling.residual(p, q), [0, 1, 0], atol=1e-7)
-    np.testing.assert_allclose(sampling.residual(p, q, 0.5), [0, 1, 0], atol=1e-7)
+    np.testing.assert_allclose(sampling.draws.residual(p, q), [0, 1, 0], atol=1e-7)
+    np.testing.assert_allclose(sampling.draws.residual(p, q, 0.5), [0, 1, 0], atol=1e-7)
     # The residual has no mass: the result is the target, with nothing outside its support.
-    np.testing.assert_array_equal(sampling.residual(q, q), q)
-    np.testing.assert_array_equal(sampling.residual(q, q, 0.0), q)
+    np.testing.assert_array_equal(sampling.draws.residual(q, q), q)
+    np.testing.assert_array_equal(sampling.draws.residual(q, q, 0.0), q)
 
 
 @pytest.mark.parametrize(
@@ -292,13 +293,15 @@ WRONG = (AssertionError, TypeError)
 
 def test_a_draw_is_of_one_position():
     with pytest.raises(WRONG):
-        jax.eval_shape(lambda x: sampling.distribution(x, Sampling()), jnp.zeros((2, 3)))
+        jax.eval_shape(
+            lambda x: sampling.distributions.distribution(x, Sampling()), jnp.zeros((2, 3))
+        )
     with pytest.raises(AssertionError, match="a setting per row"):
-        sampling.distribution(jnp.zeros((3,)), Sampling([1.0, 0.1, 2.0]))
+        sampling.distributions.distribution(jnp.zeros((3,)), Sampling([1.0, 0.1, 2.0]))
     with pytest.raises(WRONG):
-        sampling.draw(jnp.ones((5,), jnp.bfloat16), jnp.float32(0.5))
+        sampling.draws.draw(jnp.ones((5,), jnp.bfloat16), jnp.float32(0.5))
     with pytest.raises(AssertionError, match=r"draw num_uniforms\(1000\) = 2 uniforms"):
-        sampling.draw(jnp.ones((1000,)), jnp.zeros((3,)))
+        sampling.draws.draw(jnp.ones((1000,)), jnp.zeros((3,)))
 
 
 @pytest.mark.parametrize("vocab", [100, 1000])
@@ -307,7 +310,7 @@ def test_distributions_have_gradients_in_compiled_programs(vocab, top_p):
     x, w = jnp.linspace(0.0, 1.0, vocab), jnp.arange(vocab, dtype=jnp.float32)
 
     def mean(x):
-        return jnp.dot(sampling.distribution(x, Sampling(0.7, top_p=top_p)), w)
+        return jnp.dot(sampling.distributions.distribution(x, Sampling(0.7, top_p=top_p)), w)
 
     kept = distribution(x, Sampling(0.7, top_p=top_p)) > 0
     softmax = lambda x: jax.nn.softmax(jnp.where(kept, x / 0.7, -jnp.inf))  # noqa: E731
@@ -317,7 +320,7 @@ def test_distributions_have_gradients_in_compiled_programs(vocab, top_p):
 
 def test_a_distribution_compiles_once():
     logits = jnp.linspace(0.0, 1.0, 1000)
-    sampling.distribution(logits, Sampling())
+    sampling.distributions.distribution(logits, Sampling())
     before = kernel_choice._plainly.num_programs()
-    sampling.distribution(logits, Sampling(0.5))
+    sampling.distributions.distribution(logits, Sampling(0.5))
     assert kernel_choice._plainly.num_programs() == before

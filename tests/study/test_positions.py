@@ -74,8 +74,8 @@ def test_coupled_tokens_follow_the_target(laws, name):
         for i in (0, 2)
     ]
     keys = jax.random.split(jax.random.key(3))
-    uniforms = jax.random.uniform(keys[0], (count, sampling.num_uniforms(VOCAB)))
-    drawn = jax.vmap(sampling.draw, in_axes=(None, 0))(every[2][at], uniforms)
+    uniforms = jax.random.uniform(keys[0], (count, sampling.draws.num_uniforms(VOCAB)))
+    drawn = jax.vmap(sampling.draws.draw, in_axes=(None, 0))(every[2][at], uniforms)
     seen = jnp.minimum(1.0, 1.0 / positions(rule, *here, drawn, keys[1], samples=1).ratios)
     assert abs(float(seen.mean()) - want[at]) < 4.5 * max(float(seen.std()), 1e-4) / count**0.5
 

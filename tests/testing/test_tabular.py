@@ -60,7 +60,9 @@ def test_random_tables_leave_a_possible_token_everywhere():
 
 def test_prefix_distributions_and_target_law_agree_with_a_direct_product():
     model, table = testing.TabularModel(2, 1), testing.random_table(3, 2, 1)
-    probs = testing.prefix_distributions(model, jnp.asarray(table), [1], 2, sampling.confidence)
+    probs = testing.prefix_distributions(
+        model, jnp.asarray(table), [1], 2, sampling.distributions.confidence
+    )
     assert probs.shape == (1 + 2 + 4, 2)
     law = testing.target_law(probs, 3)
     softmax = np.exp(table) / np.exp(table).sum(1, keepdims=True)
