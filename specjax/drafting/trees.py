@@ -619,6 +619,8 @@ class Branches(SeveralDrafters):
                 "parts must be a tuple of at least two drafters or names of models, such as "
                 f'("drafter", Lookup()), got {parts!r}'
             )
+        if len(parts) > MOST_NODES:
+            raise UserError(f"parts must be at most {MOST_NODES} drafters, got {len(parts)}")
         parts = tuple(Chain(part) if isinstance(part, str) else part for part in parts)
         object.__setattr__(self, "parts", parts)
         if all(hasattr(part, "propose") for part in parts):  # a cascade has it when it is bound
@@ -627,6 +629,10 @@ class Branches(SeveralDrafters):
     @property
     def drafters(self) -> tuple[Any, ...]:
         return self.parts
+
+    @property
+    def drafts_trees(self) -> bool:
+        return True
 
     @property
     def left_out(self) -> Mapping[str, str]:

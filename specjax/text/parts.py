@@ -76,7 +76,6 @@ def register_part(kind: _Class) -> _Class:
         del PARTS[same]
     PARTS[kind.__name__] = kind
     _made.cache_clear()
-    standard_text.cache_clear()
     return kind
 
 
@@ -98,7 +97,7 @@ class Part(NamedTuple):
         """Reads a text.
 
         Classes get their standard names, and arguments without a default are given by position:
-        `min_p(min_p=0.05)` is `MinP(0.05)`.
+        `min_p(min_p=0.05)` is `MinP(0.05)`. A number that is written stays, even a default.
 
         Args:
           text: such as `OPT(0.2)`; a class without arguments needs no parentheses.
@@ -152,7 +151,7 @@ class Part(NamedTuple):
                 last = last if usual else len(arguments)
             elif one.default is one.empty or held != _literal(one.default):
                 named.append((one.name, held))
-        return cls(kind.__name__, tuple(arguments[:last]), tuple(named))
+        return cls(kind.__name__, tuple(arguments[: last or None]), tuple(named))
 
     def __str__(self) -> str:
         arguments = [_written(value) for value in self.arguments]
@@ -196,13 +195,6 @@ def _made(field: str, text: str) -> Any:
         return part.make()
     except UserError as error:
         raise UserError(f"{field}={text!r}: {error}") from None
-
-
-@functools.lru_cache(maxsize=4096)
-def standard_text(field: str, text: str) -> str:
-    """The text that all equal parts have."""
-    part = Part.of(_made(field, text))
-    return str(Part.parse(text, field) if part is None else part)
 
 
 def _plain(name: str) -> str:

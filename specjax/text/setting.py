@@ -44,7 +44,6 @@ from specjax.text.parts import (
     VerifierAlone,
     make_part,
     registered_parts,
-    standard_text,
 )
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.requests import DRAWN, check_forbidding, check_one_constraint, checked_rule
@@ -77,9 +76,9 @@ class Setting:
     """A way to decode with a verifier and a drafter: plain values, hashable.
 
     A part is a text that names a class with its arguments (see `specjax.text.parts`), or an object,
-    which is kept as its text if it has one: `OPT(0.2)`. Equal parts have equal texts. Case and
-    underscores of names are ignored: `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can be named
-    after `specjax.register_part(Mine)`.
+    which is kept as its text if it has one: `OPT(0.2)`. Case and underscores of names are ignored:
+    `token_v3(0.5)` is `TokenV3(0.5)`. Your own class can be named after
+    `specjax.register_part(Mine)`.
 
     Attributes:
       rule: a rule of `specjax.rules`, such as `OPT(0.2)`. Strengths may be per prompt.
@@ -131,9 +130,11 @@ class Setting:
         put = functools.partial(object.__setattr__, self)
         for name in _PARTS:
             put(name, _plain(name, getattr(self, name)))
-        for name, kind in _KINDS.items():
-            if (part := self.part(name)) is not None and not isinstance(part, WithParams):
-                kind(part)
+        for name, check in _KINDS.items():
+            part = self.part(name)
+            has_own = name == "rule" and self.method is not None  # which checks its rule
+            if part is not None and not has_own and not isinstance(part, WithParams):
+                check(part)
         if self.max_draft is not None:
             put("max_draft", whole_number("max_draft", self.max_draft, low=1))
         put("min_draft", whole_number("min_draft", self.min_draft, low=0))
@@ -376,7 +377,8 @@ def _number(text: Any) -> float | None:
 def _plain(name: str, value: Any) -> Any:
     """The text of a part if it has one; else the object."""
     if isinstance(value, str):
-        return standard_text(name, value)
+        make_part(name, value)  # checks the arguments
+        return str(Part.parse(value, name))
     part = None if value is None else Part.of(value)
     return value if part is None else str(part)
 

@@ -42,6 +42,7 @@ TEXTS = {
     "Lookup": "Lookup(bigram='a \\\\ \"b\\'', min_match=3)",
     "Cascade": "Cascade(((4, 0), (0, 3)), rules=(Lossy(0.1),), last=Lookup(max_ngram=4))",
     "Tree": "Tree(parents=(0, 0, 1), children='top')",
+    "Chain": "Chain(model='small', max_draft=3)",
     "Branches": "Branches(('drafter', Lookup(copies=2)))",
     "BiLDCascade": "BiLDCascade(limit=4)",
     "LogitBias": "LogitBias({3: -1.5, 4: 2.0})",
@@ -73,19 +74,19 @@ def test_a_text_is_written_as_it_was_read(name):
 
 
 def test_each_part_is_reached_in_one_way():
-    """Rules, verifications, policies and processors in their packages, the rest in `specjax`."""
+    """In its package."""
     places = {
         rules: (*rules.ALL_RULES, rules.Budgeted, *rules.SEQUENTIAL_RULES),
         verification: verification.ALL_VERIFICATIONS,
-        drafting: (*drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
+        drafting: (*drafting.ALL_DRAFTS, *drafting.ALL_POLICIES, *drafting.ALL_ESTIMATES),
+        specjax.decoding: parts.CASCADES,
         specjax.processors: processors.ALL_PROCESSORS,
     }
     for package, kinds in places.items():
         for kind in kinds:
             assert getattr(package, kind.__name__) is kind and kind.__name__ in package.__all__
     placed = {kind.__name__ for kinds in places.values() for kind in kinds}
-    for name in set(parts.SHIPPED) - placed - {*["Sum", "Mean", "Quantile"], *ALONE}:
-        assert getattr(specjax, name) is PARTS[name] and name in specjax.__all__
+    assert {*parts.SHIPPED} - placed == {"Sum", "Mean", "Quantile", *ALONE}
 
 
 OPENED = "open('{0}', 'w')"
@@ -288,7 +289,7 @@ def test_a_registered_class_is_named_like_others(registered):
     assert isinstance(make_part("rule", "Budgeted(Halfway(0.3), 0.1)").rule, Halfway)
     with pytest.raises(ValueError, match="drafting must be like specjax.drafting.Lookup"):
         Setting(drafting="Halfway(0.3)")
-    with pytest.raises(MisfitError, match="stopping must be like"):
+    with pytest.raises(ValueError, match="stopping must be like"):
         Setting(stopping="Halfway(0.3)")
     register_part(Halfway)  # again, as a notebook does
 
