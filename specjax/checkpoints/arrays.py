@@ -140,13 +140,6 @@ def condense(names: Iterable[str]) -> str:
     return listed(key if len(group) > 1 else group[0] for key, group in groups.items())
 
 
-def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
-    """The dtype that holds arrays without loss: their own, or float32 if they differ."""
-    distinct = {np.dtype(dtype) for dtype in dtypes}
-    only = distinct.pop() if len(distinct) == 1 else np.dtype(np.float32)
-    return only if only.name in FLOATS else np.dtype(np.float32)  # float64 is rounded
-
-
 def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:
     """Refuses quantised checkpoints; `specs` are the arrays that are parameters."""
     quantised = sorted(name for name, s in specs.items() if s.dtype.name not in _READABLE)

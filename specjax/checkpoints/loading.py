@@ -18,7 +18,6 @@ from specjax.checkpoints.arrays import (
     Piece,
     check_floating,
     check_same,
-    common_dtype,
     condense,
     flatten,
     materialise,
@@ -33,7 +32,7 @@ from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
-from specjax.models.config import float_dtype
+from specjax.models.config import common_dtype, float_dtype
 from specjax.models.int8 import check_form, int8_form
 from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.model_files import (

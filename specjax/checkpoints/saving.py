@@ -12,7 +12,6 @@ from specjax.checkpoints import hf, orbax, t5x
 from specjax.checkpoints.arrays import (
     Piece,
     check_floating,
-    common_dtype,
     flatten,
     materialise,
 )
@@ -26,7 +25,7 @@ from specjax.models import (
     config_to_dict,
     model_from_config,
 )
-from specjax.models.config import float_dtype
+from specjax.models.config import common_dtype, float_dtype
 from specjax.models.weights import is_stored
 from specjax.tokenizers.load import keep_sentinels
 from specjax.tokenizers.model_files import (

@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array
 
 from specjax.decoding import history as history_lib
+from specjax.decoding.method import check_model
 from specjax.drafting.chain import (
     Chain,
     ChainParams,
@@ -26,7 +27,7 @@ from specjax.drafting.chain import (
 from specjax.drafting.stopping import Estimate, first_past
 from specjax.drafting.trees import Tree
 from specjax.errors import UserError
-from specjax.models.heads import BlockHead, BlockOutputs, DraftHead, EagleHead, Fresh
+from specjax.models.heads import Fresh
 from specjax.processing import distributions
 from specjax.sampling.distributions import confidence
 from specjax.types import (
@@ -91,13 +92,16 @@ class EagleDrafter(_ReadsVerifier, Chain):
     """Draws up to `max_draft` tokens from a recurrent head; see `specjax.models.heads`."""
 
     _lags: ClassVar[bool] = False
-    _head: ClassVar[type] = EagleHead
+    _drafts_blocks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, self._head):
+        check_model("model", self.model)
+        is_block = self.model.most_drafts is not None
+        if not self.model.reads_verifier or is_block != self._drafts_blocks:
+            wanted = "BlockHead" if self._drafts_blocks else "EagleHead"
             raise UserError(
-                f"model must be {self._head.__name__}, got {type(self.model).__name__}: an "
-                "EagleDrafter is for EAGLE and MTP, a BlockDrafter for DFlash and DSpark"
+                f"model must be {wanted}, got {type(self.model).__name__}: an EagleDrafter is for "
+                "EAGLE and MTP, a BlockDrafter for DFlash and DSpark"
             )
         super().__post_init__()
 
@@ -122,8 +126,9 @@ class EagleDrafter(_ReadsVerifier, Chain):
         state: ChainState,
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, ChainState]:
-        state = self._caught_up(params, state, inputs)
-        return super().propose(self._reading(params, inputs), state, self._chosen(inputs))
+        state = self._reading(self._caught_up(params, state, inputs), inputs.memory)
+        block, state = super().propose(params, state, self._chosen(inputs))
+        return block, self._reading(state, None)
 
     def bonus(
         self,
@@ -132,10 +137,13 @@ class EagleDrafter(_ReadsVerifier, Chain):
         inputs: DraftInputs,
         block: DraftBlock,
     ) -> tuple[Bonus, ChainState]:
-        return super().bonus(self._reading(params, inputs), state, self._chosen(inputs), block)
+        state = self._reading(state, inputs.memory)
+        extra, state = super().bonus(params, state, self._chosen(inputs), block)
+        return extra, self._reading(state, None)
 
-    def _reading(self, params: ChainParams, inputs: DraftInputs) -> ChainParams:
-        return params._replace(model=self.model.with_memory(params.model, inputs.memory))
+    # A round's caches of the verifier differ, and no state keeps one of them.
+    def _reading(self, state: ChainState, memory: Any) -> ChainState:
+        return state._replace(cache=self.model.with_memory(state.cache, memory))
 
     def _chosen(self, inputs: DraftInputs) -> DraftInputs:
         if not self.greedy:
@@ -154,7 +162,7 @@ class BlockDrafter(EagleDrafter):
     `max_draft` below the most that the head drafts.
     """
 
-    _head = BlockHead
+    _drafts_blocks = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,11 +210,11 @@ class BlockDrafter(EagleDrafter):
         state = super()._caught_up(params, state, inputs)
         given = params.model, state.cache, inputs.tokens, state.positions, self._slots
 
-        def read() -> BlockOutputs:
+        def read() -> Any:
             with jax.named_scope("drafter_pass"):
                 return self.model.block(*given)
 
-        def nothing() -> BlockOutputs:
+        def nothing() -> Any:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
 
         outputs = lax.cond(jnp.any(inputs.active), read, nothing)
@@ -273,10 +281,10 @@ def with_network(drafter: Any, small: Any, models: DraftModels) -> tuple[Any, Pa
     """A `Chain` or `Tree` of the network of `small`, which may be a draft head; its parameters."""
     fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
     fields |= {"model": small.model}
-    if not isinstance(small.model, DraftHead):
+    if not small.model.reads_verifier:
         if isinstance(drafter, Chain):
             fields |= {"catches_up": catches_up_on(small.platform)}
         return type(drafter)(**fields), small.prepared
-    of_blocks = BlockDrafter if isinstance(small.model, BlockHead) else EagleDrafter
+    of_blocks = BlockDrafter if small.model.most_drafts else EagleDrafter
     kind = of_blocks if isinstance(drafter, Chain) else EagleTree
     return kind(**fields), small.model.joined(small.prepared, models.model("verifier").prepared)

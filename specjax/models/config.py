@@ -50,7 +50,7 @@ of its decoder also has
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 import jax.numpy as jnp
@@ -369,6 +369,13 @@ def kinds_of(part: Any) -> tuple[type, ...]:
 def largest(field: str) -> int:
     """The largest whole number of a field, by its name here or in a `config.json`."""
     return _MOST.get(field, 2**20)
+
+
+def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
+    """The dtype that holds arrays without loss: their own, or float32 if they differ."""
+    distinct = {np.dtype(dtype) for dtype in dtypes}
+    only = distinct.pop() if len(distinct) == 1 else np.dtype(np.float32)
+    return only if only.name in FLOATS else np.dtype(np.float32)  # float64 is rounded
 
 
 def float_dtype(value: Any, name: str = "`dtype`") -> np.dtype:

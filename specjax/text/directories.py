@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
-from specjax.checkpoints.heads import OpenedHead, has_mtp, is_draft_head, open_draft_head
+from specjax.checkpoints.heads import has_mtp, is_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path, options_of
@@ -27,7 +27,7 @@ from specjax.drafting import Bigram
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
-from specjax.models.heads import BlockConfig
+from specjax.models.heads import HeadFiles
 from specjax.models.int8 import form_of
 from specjax.models.recurrent import empty_memory
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
@@ -233,7 +233,7 @@ def load_pair(
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
     `specjax.text.text_models.translate`. The drafter may be a draft head of the verifier (EAGLE,
-    MTP, DFlash, DSpark; see `specjax.checkpoints.heads`), which each device of a mesh has whole.
+    MTP, DFlash, DSpark; see `specjax.models.heads`), which each device of a mesh has whole.
     `others` are directories of more models by their names, as {"middle": DIR}.
 
     Raises:
@@ -524,7 +524,7 @@ class InspectedHead:
 
     path: str
     dtype: Any
-    opened: OpenedHead
+    opened: HeadFiles
 
     @property
     def params(self) -> int:
@@ -534,14 +534,14 @@ class InspectedHead:
     def read_params(self) -> int:
         """The parameters that a pass reads, perhaps the verifier's output; of embeddings a row."""
         own = round(sum(n * self.opened.share_read(name) for name, n in self._sizes.items()))
-        if "lm_head.weight" in self._sizes or self.opened.reads_memory:
+        if "lm_head.weight" in self._sizes or self.opened.head.reads_memory:
             return own
         return own + self.opened.layers.vocab_size * self.opened.width
 
     def cache_bytes(self, tokens: int) -> int:
         """The bytes of the cache of one row of tokens."""
         layers = self.opened.layers
-        count = 0 if self.opened.reads_memory else layers.num_layers
+        count = 0 if self.opened.head.reads_memory else layers.num_layers
         return 2 * tokens * count * layers.kv_heads * layers.head_dim * self.dtype.itemsize
 
     @property
@@ -563,7 +563,7 @@ class InspectedHead:
             "bytes_in_memory": self.params * self.dtype.itemsize,
             "bytes_read_per_pass": self.read_params() * self.dtype.itemsize,
             "rows_of_the_embedding": opened.layers.vocab_size,
-            "tokens": opened.values.get("draft_vocab_size") or opened.layers.vocab_size,
+            "tokens": opened.fields.values.get("draft_vocab_size") or opened.layers.vocab_size,
             "verifier": {
                 "name": opened.verifier,
                 "width": opened.width,
@@ -571,7 +571,7 @@ class InspectedHead:
                 "boundaries": opened.boundaries and list(opened.boundaries),
                 "cross_layer": opened.cross_layer,
             },
-            "reads_memory": opened.reads_memory,
+            "reads_memory": opened.head.reads_memory,
             "cache_bytes_per_row_and_1000_tokens": self.cache_bytes(1_000),
         }
 
@@ -649,9 +649,9 @@ def as_pair(
     if values["pair"] is True or not (opened or is_head):
         longest, at_once = LONGEST, False
         if isinstance(drafter, InspectedHead) and isinstance(verifier, Inspected):
-            config = drafter.opened.config_for(verifier.model)
-            if at_once := isinstance(config, BlockConfig):
-                longest = config.most_drafts
+            most = drafter.opened.config_for(verifier.model).most_drafts
+            if at_once := most is not None:
+                longest = most
         tokens = expected_rounds(acceptance, longest)
         rounds = [RoundCost(g, 1 if at_once else g, c, 1.0, each) for g, each in tokens.items()]
         values |= draft_length(rounds)._asdict()

@@ -19,7 +19,6 @@ from specjax.checks import check_static, listed
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.models.heads import DraftHead
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
 from specjax.partitioning import Partitioner
@@ -85,12 +84,11 @@ class TextModel:
         return f"TextModel({self.name})"
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, Model | DraftHead):
-            ways = None
-            if self.partitioner is not None and self.partitioner.mesh.size > 1:
-                ways = self.partitioner.ways("kv_heads")
-            object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
         check_static("model", self.model)
+        ways = None
+        if self.partitioner is not None and self.partitioner.mesh.size > 1:
+            ways = self.partitioner.ways("kv_heads")
+        object.__setattr__(self, "model", self.model.for_devices(self.platform, ways))
         words = self.tokenizer.vocab_size
         if isinstance(self.model, Model) and words < self.model.vocab_size:
             # Embeddings are padded to different sizes, with rows that are no tokens.
@@ -107,12 +105,13 @@ class TextModel:
     @property
     def is_head(self) -> bool:
         """Whether it is a draft head, which reads the states of its verifier."""
-        return isinstance(self.model, DraftHead)
+        return self.model.reads_verifier
 
     def check_alone(self) -> None:
         """Refuses a draft head where a model reads texts by itself."""
-        if isinstance(self.model, DraftHead):
-            raise self.model.refused()
+        model: Any = self.model
+        if model.reads_verifier:
+            raise model.refused()
 
     @property
     def partitioner(self) -> Partitioner | None:

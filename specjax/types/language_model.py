@@ -116,16 +116,15 @@ class LanguageModel(Protocol):
       predicts_all: False if the logits of some tokens are always -inf.
       gives_odds: whether the last of a token's hidden states is the log-odds that the next token is
         accepted; False by default.
-      most_drafts: the longest draft of a model that drafts a block in one pass; None for others.
+      reads_verifier: whether it is a draft head, which reads the states of its verifier.
+      most_drafts: of a head whose pass drafts several tokens, their number; else None.
     """
 
     reads_trees: ClassVar[bool] = False
     predicts_all: ClassVar[bool] = True
     gives_odds: ClassVar[bool] = False
-
-    @property
-    def most_drafts(self) -> int | None:
-        return None
+    reads_verifier: ClassVar[bool] = False
+    most_drafts: ClassVar[int | None] = None
 
     @property
     def most_rollback(self) -> int | None:
@@ -227,6 +226,10 @@ class LanguageModel(Protocol):
         L + 1 the same after the last norm. `prefill` returns `PrefilledStates`.
         """
         raise UserError(f"{type(self).__name__} has no states for a drafter that reads a verifier")
+
+    def for_devices(self, platform: str, ways: int | None = None) -> "LanguageModel":
+        """The model for these devices; see `specjax.models.Model`. By default unchanged."""
+        return self
 
     def prepare(self, params: Params) -> Params:
         """Arranges the parameters for fast decoding; by default unchanged."""

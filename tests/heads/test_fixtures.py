@@ -28,7 +28,6 @@ from specjax.cli.main import main
 from specjax.errors import UserError
 from specjax.models import model_from_config
 from specjax.models.attention import block_bias
-from specjax.models.heads import EagleHead
 from specjax.partitioning import make_mesh
 from specjax.types import DraftInputs, Prompts, Sampling
 from tests.checkpoints.checkpoint_helpers import shared
@@ -110,9 +109,7 @@ def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platf
     of, head, own = opened(name)
     head, model = head.for_devices(platform), of.model.for_devices(platform)
     params = drafting.chain.ChainParams(head.joined(own, of.params))
-    kind = (
-        drafting.heads.EagleDrafter if isinstance(head, EagleHead) else drafting.heads.BlockDrafter
-    )
+    kind = drafting.heads.BlockDrafter if head.most_drafts else drafting.heads.EagleDrafter
     drafter = kind(head, G)
     reader = model.reading(boundaries or head.config.boundaries)
     tokens, size = golden["tokens"], int(golden["prompt_len"]) + 1
@@ -137,8 +134,8 @@ def follow(name, *, change=lambda states: states, boundaries=None, kept=0, platf
         logits, odds = [], []
         for step in range(G):
             token = jnp.asarray(block[:, step : step + 1])
-            reading = head.with_memory(params.model, cache)
-            out = extend(reading, state.cache, token, at + step)
+            reading = head.with_memory(state.cache, cache)
+            out = extend(params.model, reading, token, at + step)
             state = state._replace(cache=out.cache)
             logits.append(np.asarray(out.logits[0, 0]))
             odds.append(np.asarray(out.hidden[0, 0, -1]))

@@ -13,7 +13,7 @@ from specjax import TextModel
 from specjax.checkpoints import load_draft_head, save_draft_head
 from specjax.data.batching import JoinedBatch, PairBatch
 from specjax.models import T5Config, model_from_config
-from specjax.models.heads import EagleHead, ReadText
+from specjax.models.heads import ReadText
 from specjax.theory import expected_calls
 from specjax.tokenizers import ByteTokenizer
 from specjax.training import DrafterRecipe, Objective
@@ -66,11 +66,11 @@ class Case:
         else:
             states = self.golden["features"]
         self.text = ReadText(self.tokens, jnp.asarray(states[None]))
-        self.eagle = isinstance(self.head, EagleHead)
+        self.eagle = self.head.most_drafts is None
         last = 8 if self.project == "speculators_mtp" else 11
         anchors = np.arange(1, last + 1) if self.eagle else self.golden["anchors"]
         self.anchors = jnp.asarray(anchors[None].astype(np.int32))
-        self.count = 3 if self.eagle else self.head.config.most_drafts
+        self.count = 3 if self.eagle else self.head.most_drafts
         self.count = 1 if self.project == "speculators_mtp" else self.count
         self.weights = self._weights(anchors)
 

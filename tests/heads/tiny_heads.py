@@ -12,10 +12,9 @@ import numpy as np
 from specjax import drafting
 from specjax.checkpoints import load_draft_head, save_draft_head
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
-from specjax.models.assistant import AssistantConfig
 from specjax.models.gemma import Gemma3Config
 from specjax.models.gemma4 import Gemma4Config
-from specjax.models.heads import BlockConfig, EagleConfig, draft_head, places_of
+from specjax.models.heads import AssistantConfig, BlockConfig, EagleConfig, draft_head, places_of
 from specjax.models.t5 import MT5Config, UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from tests.models.tiny import random_params
@@ -144,7 +143,7 @@ def tiny_assistant(clusters=None):
 
 def drafter_of(tiny, max_draft, stopping=None, **options):
     """The chain drafter of a head, and its parameters."""
-    is_block = isinstance(tiny.head.config, BlockConfig)
+    is_block = tiny.head.most_drafts is not None
     kind = drafting.heads.BlockDrafter if is_block else drafting.heads.EagleDrafter
     policy, own = (stopping or drafting.FixedLength()).bind()
     drafter = kind(tiny.head, max_draft, policy, **options)

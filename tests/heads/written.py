@@ -5,8 +5,7 @@ import json
 import numpy as np
 import safetensors.numpy
 
-from specjax.checkpoints.heads import array_name
-from specjax.models.heads import BlockConfig, EagleConfig, draft_head
+from specjax.models.heads import BlockConfig, EagleConfig, draft_head, kind_of
 from specjax.models.llama import LlamaConfig
 
 _LAYER = {
@@ -100,7 +99,7 @@ def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
     rng = np.random.default_rng(seed)
     arrays = {}
     for path, shape in _shapes(head.abstract_params()["network"]).items():
-        name = array_name(head_config, layers, path)
+        name = kind_of(head_config).stored(head_config, layers, path)[0].hf
         value = rng.normal(size=shape) if len(shape) > 1 else rng.uniform(0.5, 1.5, shape)
         value = (0.5 * value if len(shape) > 1 else value).astype(np.float32)
         value = np.ascontiguousarray(value.T if path.endswith("kernel") else value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checkpoints.arrays import ArraySpec, check_same, common_dtype, flatten, unflatten
+from specjax.checkpoints.arrays import ArraySpec, check_same, flatten, unflatten
 from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, SIZES, ParamTree
 from specjax.errors import UserError
 from specjax.models import (
@@ -25,6 +25,7 @@ from specjax.models import (
     Style,
     T5Config,
 )
+from specjax.models.config import common_dtype
 from specjax.types import Params
 
 _KNOWN = "t5x.examples.t5, t5x.examples.scalable_t5 and t5x.examples.decoder_only"

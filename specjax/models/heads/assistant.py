@@ -16,7 +16,7 @@ stay, and finds the worst score over all rows: here a row's draft depends on its
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,35 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.compilation import product_precision
+from specjax.errors import UserError
 from specjax.models.attention import Segment, block_bias
 from specjax.models.cache import CacheLayout, RaggedCache
-from specjax.models.config import Style
-from specjax.models.heads import EagleHead, HeadCache, HeadConfig, Known, draft_head, seen_bias
+from specjax.models.config import ModelConfig, Style
+from specjax.models.families import FAMILIES, family_of
+from specjax.models.family import HFFields, Renaming, T
+from specjax.models.gemma4 import Gemma4Config
+from specjax.models.heads.eagle import EagleHead
+from specjax.models.heads.head import HeadCache, HeadConfig, HeadFiles, Known, seen_bias
 from specjax.models.layers import Dense, Embed, LogitsDense, RMSNorm
-from specjax.models.model import Model
 from specjax.models.position_encoding import rope_angles
 from specjax.models.transformer import Layer
 from specjax.types import Params
+
+# The families of which layers may be.
+_LAYERS = {
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
+_ORDER = "masked_embedding.token_ordering"  # of clusters
+_OUTPUT = "model.embed_tokens.weight"
+_NAMES = {
+    "pre_projection/kernel": ("pre_projection.weight", T),
+    "post_projection/kernel": ("post_projection.weight", T),
+    "norm/scale": ("model.norm.weight", False),
+    "logits_dense/kernel": (_OUTPUT, T),
+    "output/embedding": (_OUTPUT, False),
+    "centroids/kernel": ("masked_embedding.centroids.weight", T),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +73,7 @@ class AssistantConfig(HeadConfig):
         return "assistant"
 
 
-def layers_read(style: Style) -> dict[bool, int]:
+def _layers_read(style: Style) -> dict[bool, int]:
     """The verifier's layers whose entries are read, by whether they are without a window."""
     return {style.windows[i] is None: i for i in style.cached}
 
@@ -137,12 +157,10 @@ class AssistantNetwork(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class AssistantHead(EagleHead):
-    """An assistant as a language model, whose tokens must follow the committed ones.
-
-    Its parameters also have the verifier's memory while it drafts; see `with_memory`.
-    """
+    """An assistant as a language model, whose tokens must follow the committed ones."""
 
     reads_trees = False
+    reads_memory = True
 
     @property
     def network(self) -> AssistantNetwork:
@@ -152,7 +170,7 @@ class AssistantHead(EagleHead):
     @property
     def _sources(self) -> list[int]:
         theirs = self.verifier.config.style
-        read = layers_read(theirs)
+        read = _layers_read(theirs)
         return [theirs.cached.index(read[window is None]) for window in self.config.windows]
 
     def _init_variables(self, key: Array) -> Any:
@@ -176,22 +194,21 @@ class AssistantHead(EagleHead):
         ring = jnp.zeros(shape, cache.ring.dtype)
         return cache._replace(entries=RaggedCache((), ()), ring=ring)
 
-    def with_memory(self, params: Params, memory: RaggedCache) -> Params:
-        """The parameters with the entries that its layers read."""
-        pairs = [(memory.keys[place], memory.values[place]) for place in self._sources]
-        return {**params, "memory": pairs}
+    def with_memory(self, cache: HeadCache, memory: RaggedCache | None) -> HeadCache:
+        pairs = memory and [(memory.keys[place], memory.values[place]) for place in self._sources]
+        return cache._replace(memory=pairs)
 
     def _with(self, params: Params, cache: HeadCache, known: Known) -> HeadCache:
         newest = known.kept & ~jnp.pad(known.kept[:, 1:], ((0, 0), (0, 1)))
         return cache._replace(ring=self._put(cache, known.states, known.places, newest))
 
     def score(
-        self, params: Params, cache: HeadCache, tokens: Array, positions: Array
+        self, params: Params, cache: HeadCache, tokens: Array, positions: Array, tree: Any = None
     ) -> tuple[Array, Array, Any]:
         """Reads a token of each row, the last committed one or a drafted one after it."""
         assert tokens.shape[1] == 1 and cache.ring is not None
         last, layout, memory = cache.known[:, None], self.verifier.layout, []
-        for (keys, values), window in zip(params["memory"], self.config.windows, strict=True):
+        for (keys, values), window in zip(cache.memory, self.config.windows, strict=True):
             slots = jnp.arange(keys.shape[1 + layout.key_axis], dtype=jnp.int32)[None]
             seen = slots < last
             if window is not None:
@@ -210,6 +227,98 @@ class AssistantHead(EagleHead):
         return cache._replace(ring=self._put(cache, updates, places, places >= 0))
 
 
-@draft_head.register
-def _(config: AssistantConfig, verifier: Model) -> AssistantHead:
-    return AssistantHead(config, verifier)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AssistantFiles(HeadFiles):
+    """The files of Gemma's assistants."""
+
+    config = AssistantConfig
+    head = AssistantHead
+    model_types = tuple(_LAYERS)
+    nested = None
+    reads_output = True
+
+    @classmethod
+    def opened(cls, fields: HFFields, reader: Any) -> Self:
+        family = _LAYERS[fields.values["model_type"]]
+        fields.refuse("tie_word_embeddings", (True,), True)
+        inner = fields.part("text_config", family)
+        # All layers read the verifier's entries.
+        changes = {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": None}
+        layers = FAMILIES[family].from_hf(HFFields({**inner.values, **changes}))
+        assert isinstance(layers, Gemma4Config)
+        for name in ("layer_input_dim", "num_experts", "final_logit_softcap"):
+            if (found := getattr(layers, name)) is not None:
+                raise UserError(f"text_config: an assistant has no {name}, got {found}")
+        return cls(
+            fields=fields,
+            reader=reader,
+            format="Gemma",
+            kind="assistant",
+            layers=layers,
+            width=fields.whole("backbone_hidden_size", 1536),
+            # The window reaches back from the last committed token, whose entry is not there yet.
+            windows=tuple(None if size is None else size + 1 for size in layers.windows),
+        )
+
+    def share_read(self, name: str) -> float:
+        if name == _OUTPUT and _ORDER in self.reader.specs:
+            scored, clusters = self._clusters
+            return scored / clusters
+        return super().share_read(name)
+
+    # The entries that it reads, and that the verifier does not have.
+    def differing(self, verifier: ModelConfig) -> list[str]:
+        read, wrong = _layers_read(verifier.style), []
+        for number, window in enumerate(self.layers.style.windows):
+            found = read.get(window is None)
+            entries = None if found is None else verifier.of_layer(found)
+            named, theirs = (
+                "none" if x is None else f"{x.kv_heads} heads of {x.head_dim}"
+                for x in (self.layers.of_layer(number), entries)
+            )
+            if named != theirs:
+                kind = "without a window" if window is None else "with a window"
+                wrong.append(f"keys in layers {kind} of {named}, not {theirs}")
+        return sorted(set(wrong))
+
+    # Those that are scored, and all of them.
+    @property
+    def _clusters(self) -> tuple[int, int]:
+        names = {"centroid_intermediate_top_k": 32, "num_centroids": 2048}
+        scored, count = (self.fields.whole(name, default) for name, default in names.items())
+        return scored, count
+
+    def read_config(self, boundaries: tuple[int, ...], draft_vocab: int | None) -> AssistantConfig:
+        config = AssistantConfig(
+            layers=self.layers, boundaries=boundaries, windows=self.windows, own_output=True
+        )
+        if not self.fields.flag("use_ordered_embeddings", False):
+            return config
+        (scored, clusters), vocab = self._clusters, self.layers.vocab_size
+        if vocab % clusters or scored > clusters:
+            raise UserError(
+                f"num_centroids={clusters} must divide the {vocab} tokens, and be at least "
+                f"centroid_intermediate_top_k={scored}"
+            )
+        return dataclasses.replace(config, clusters=clusters, scored_clusters=scored)
+
+    @classmethod
+    def stored(cls, config: AssistantConfig, layer: str, path: str) -> list[Renaming]:
+        if path.startswith("layers_"):
+            return family_of(config.layers).hf_names(f"decoder/{path}")
+        hf, transposed = _NAMES[path]
+        return [Renaming(hf, path, transposed)]
+
+    def maps(self, config: AssistantConfig) -> dict[str, tuple[int, ...]]:
+        return {} if config.clusters is None else {_ORDER: (config.layers.vocab_size,)}
+
+    def read_maps(self, config: AssistantConfig) -> dict[str, np.ndarray]:
+        if config.clusters is None:
+            return {}
+        order = self.whole_numbers(_ORDER)
+        if not np.array_equal(np.sort(order), np.arange(order.size)):
+            raise UserError(
+                f"{self.path}: {_ORDER} must have each of {order.size} tokens once: copy the "
+                "checkpoint again"
+            )
+        return {"clusters": order.astype(np.int32).reshape(config.clusters, -1)}

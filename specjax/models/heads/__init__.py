@@ -1,0 +1,33 @@
+"""Draft heads, which draft from the states of their verifier; each kind is in a file."""
+
+from specjax.models.heads.assistant import AssistantConfig
+from specjax.models.heads.block import MARKOV, BlockConfig
+from specjax.models.heads.eagle import EagleConfig
+from specjax.models.heads.head import (
+    Drafted,
+    DraftHead,
+    Fresh,
+    HeadConfig,
+    HeadFiles,
+    ReadText,
+    places_of,
+)
+from specjax.models.heads.kinds import KINDS, draft_head, kind_in, kind_of
+
+__all__ = [
+    "KINDS",
+    "MARKOV",
+    "AssistantConfig",
+    "BlockConfig",
+    "DraftHead",
+    "Drafted",
+    "EagleConfig",
+    "Fresh",
+    "HeadConfig",
+    "HeadFiles",
+    "ReadText",
+    "draft_head",
+    "kind_in",
+    "kind_of",
+    "places_of",
+]
