@@ -106,9 +106,9 @@ def test_its_rounds_are_exact(files):
     place, head, verifier, params = files(V)
     read, own = load_draft_head(place / "head", verifier, verifier_params=params)
     assert read == head
-    drafter = drafting.EagleDrafter(read, 2)
+    drafter = drafting.heads.EagleDrafter(read, 2)
     method = decoding.Speculative(verifier, drafter, verification.Block())
-    joined = drafting.NeuralDrafterParams(read.joined(own, params))
+    joined = drafting.chain.ChainParams(read.joined(own, params))
     given = decoding.MethodParams(params, joined, rules.Lossless())
     (law,) = laws.Texts(method)(given, [laws.Row(PROMPT, N, temperature=1.0)])
     assert testing.total_variation(laws.array_of(law, V, N), verifiers_law(1.0)) < 1e-6
