@@ -30,7 +30,8 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.mxfp4 import shape_in_floats, stack_of
 from specjax.errors import MissingFileError, UserError
 from specjax.memory import mappers
-from specjax.models import FAMILIES, Family, HFFields, ModelConfig, Nested, Renaming, family_of
+from specjax.models import FAMILIES, Family, HFFields, ModelConfig, family_of
+from specjax.models.family import Nested, Renaming
 from specjax.tokenizers.model_files import (
     SPECJAX_FILE,
     SpecialIds,
@@ -405,7 +406,6 @@ def config_to_hf(config: ModelConfig, ids: SpecialIds, dtype: np.dtype) -> dict[
     return {
         "architectures": [family.architectures[0]],
         "model_type": family.name,
-        "vocab_size": config.vocab_size,
         "dtype": dtype.name,  # 5.x
         "torch_dtype": dtype.name,  # 4.x
         "use_cache": True,

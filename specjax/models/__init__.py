@@ -2,13 +2,6 @@
 
 from specjax.models.cache import CacheEntries, RaggedCache
 from specjax.models.config import DecoderOnlyConfig, ModelConfig, RelativePositions, Style
-from specjax.models.decoder_only import (
-    decoder_only_from_hf,
-    decoder_only_names,
-    decoder_only_to_hf,
-    rope_from_hf,
-    rope_to_hf,
-)
 from specjax.models.families import (
     FAMILIES,
     PRESETS,
@@ -18,7 +11,7 @@ from specjax.models.families import (
     model_from_config,
     preset,
 )
-from specjax.models.family import Family, HFFields, Nested, Renaming, Vocabulary
+from specjax.models.family import Family, HFFields
 from specjax.models.gemma import Gemma2Config
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.llama import LlamaConfig
@@ -43,24 +36,16 @@ __all__ = [
     "LlamaConfig",
     "Model",
     "ModelConfig",
-    "Nested",
     "RaggedCache",
     "RelativePositions",
-    "Renaming",
     "Seq2SeqLM",
     "StoredWeight",
     "Style",
     "T5Config",
-    "Vocabulary",
     "config_from_dict",
     "config_to_dict",
-    "decoder_only_from_hf",
-    "decoder_only_names",
-    "decoder_only_to_hf",
     "family_of",
     "model_from_config",
     "preset",
     "rope_frequencies",
-    "rope_from_hf",
-    "rope_to_hf",
 ]

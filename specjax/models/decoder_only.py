@@ -8,7 +8,18 @@ import numpy as np
 
 from specjax.errors import UserError
 from specjax.models.config import DecoderOnlyConfig, Routing, Style
-from specjax.models.family import HEADS, MLP, Family, HFFields, Renaming, T
+from specjax.models.family import (
+    HEADS,
+    MLP,
+    Constants,
+    Family,
+    Field,
+    HFFields,
+    Renaming,
+    T,
+    constants,
+    field,
+)
 from specjax.models.model import CausalLM
 from specjax.models.position_encoding import rope_frequencies
 from specjax.models.rope_scaling import RopeScaling, scaling_from_hf, scaling_to_hf
@@ -218,63 +229,54 @@ def decoder_only_family(name: str, **fields: Any) -> Family:
     )
 
 
-# Fields of a family that may have only these values; the first is the default, and is written.
-Constants = Mapping[str, tuple[Any, ...]]
 SILU: Constants = {"hidden_act": ("silu", "swish")}
 UNBIASED: Constants = {**SILU, "attention_bias": (False,)}
 NO_BIASES: Constants = {**UNBIASED, "mlp_bias": (False,)}
 
 
-def decoder_only_from_hf(fields: HFFields, **defaults: int | float | None) -> dict[str, Any]:
+def sizes(
+    *, any_heads: bool = False, mlp: str = "intermediate_size", **absent: Any
+) -> tuple[Field, ...]:
     """The fields of a `DecoderOnlyConfig` under Llama's names.
 
     Args:
-      fields: of the `config.json`.
-      **defaults: the values of fields that the file may leave out, besides `head_dim`,
-        `num_key_value_heads` and `rms_norm_eps`, by Hugging Face's names.
+      any_heads: whether transformers lets their number be no divisor of the width.
+      mlp: the name of the width of the feed-forward block.
+      **absent: the values of fields that a file may leave out, besides `head_dim`,
+        `num_key_value_heads`, `rms_norm_eps` and `tie_word_embeddings`.
     """
 
-    def whole(name: str, *fallback: int) -> int:
-        # null takes the fallback, an absent field the default of transformers.
-        default = defaults.get(name) if name not in fields.values else None
-        return fields.whole(name, *(fallback if default is None else (default,)))
+    # null takes the usual value, an absent field the default of transformers.
+    def size(fields: HFFields, name: str, *usual: int) -> int:
+        value = absent.get(name) if name not in fields.values else None
+        return fields.whole(name, *(usual if value is None else (value,)))
 
-    heads = whole("num_attention_heads")
-    return {
-        "vocab_size": whole("vocab_size"),
-        "embed_dim": whole("hidden_size"),
-        "num_heads": heads,
-        "head_dim": whole("head_dim", whole("hidden_size") // heads),
-        "mlp_dim": whole("intermediate_size"),
-        "num_layers": whole("num_hidden_layers"),
-        "num_kv_heads": whole("num_key_value_heads", heads),
-        "norm_eps": fields.positive("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
-    }
+    def width(fields: HFFields, name: str) -> int:
+        return size(fields, name, size(fields, "hidden_size") // size(fields, heads))
 
+    def heads_read(fields: HFFields, name: str) -> int:
+        return size(fields, name, size(fields, heads))
 
-def decoder_only_to_hf(config: DecoderOnlyConfig, any_heads: bool = False) -> dict[str, Any]:
-    """Llama's names for the fields of a `DecoderOnlyConfig`, without the family's own.
+    def heads_written(config: DecoderOnlyConfig) -> int:
+        if config.embed_dim % config.num_heads and not any_heads:
+            raise UserError(
+                f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} "
+                "for transformers 5 to read the model; convert it to orbax"
+            )
+        return config.num_heads
 
-    With `any_heads` transformers lets their number be no divisor of the width.
-
-    Raises:
-      UserError: for sizes that transformers 5 does not read, though 4.x may.
-    """
-    if config.embed_dim % config.num_heads and not any_heads:
-        raise UserError(
-            f"embed_dim={config.embed_dim} must be a multiple of num_heads={config.num_heads} for "
-            "transformers 5 to read the model; convert it to orbax"
-        )
-    return {
-        "hidden_size": config.embed_dim,
-        "intermediate_size": config.mlp_dim,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
+    heads, eps, tied = "num_attention_heads", "rms_norm_eps", "tie_word_embeddings"
+    return (
+        field("vocab_size", "vocab_size", size),
+        field("hidden_size", "embed_dim", size),
+        field(heads, "num_heads", size, write=heads_written),
+        field("head_dim", "head_dim", width),
+        field(mlp, "mlp_dim", size),
+        field("num_hidden_layers", "num_layers", size),
+        field("num_key_value_heads", "num_kv_heads", heads_read),
+        field(eps, "norm_eps", HFFields.positive, absent.get(eps, 1e-6)),
+        field(tied, "tie_embeddings", HFFields.flag, absent.get(tied, False)),
+    )
 
 
 def rope_from_hf(fields: HFFields, default: float = 10_000.0) -> tuple[float, str, HFFields]:
@@ -303,75 +305,101 @@ def rope_from_hf(fields: HFFields, default: float = 10_000.0) -> tuple[float, st
     return theta, parameters.get("rope_type") or parameters.get("type") or "default", rope
 
 
-def rope_to_hf(theta: float, scaling: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The rotary fields of 4.x and of 5.x; `scaling` is `rope_type` and its fields."""
-    return {
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        "rope_parameters": {**(scaling or {"rope_type": "default"}), "rope_theta": theta},
-    }
-
-
-def rotary_from_hf(
-    fields: HFFields,
-    constants: Constants,
-    *,
+def rope(
+    longest: int,
     theta: float = 10_000.0,
-    tied: bool = False,
-    scaling: Callable[[HFFields, str, HFFields], RopeScaling | None] = scaling_from_hf,
-    **defaults: Any,
-) -> dict[str, Any]:
-    """Sizes, rotary base and scaling, and tied embeddings of a family.
+    scaling: Callable[..., RopeScaling | None] = scaling_from_hf,
+) -> Field:
+    """The rotary base and scaling.
 
     Args:
-      fields: of the `config.json`.
-      constants: the fields that may have only certain values.
-      theta: the rotary base of a file that has none.
-      tied: whether the embeddings of a file that does not say are tied.
-      scaling: reads the scaling of the rotary frequencies.
-      **defaults: see `decoder_only_from_hf`.
+      longest: the usual `max_position_embeddings`.
+      theta: the base of a file that has none.
+      scaling: see `scaling_from_hf`.
     """
-    fields.refuse_others(constants)
-    sizes = decoder_only_from_hf(fields, **defaults)
-    base, kind, rope = rope_from_hf(fields, theta)
-    if kind == "yarn" and base <= 1:
-        raise UserError(f"rope_theta={base} must be above 1 for YaRN")
-    return {
-        **sizes,
-        "rope_theta": base,
-        "rope_scaling": scaling(fields, kind, rope),
-        "tie_embeddings": fields.flag("tie_word_embeddings", tied),
-    }
+
+    def read(fields: HFFields, _: Any) -> dict[str, Any]:
+        base, kind, parameters = rope_from_hf(fields, theta)
+        if kind == "yarn" and base <= 1:
+            raise UserError(f"rope_theta={base} must be above 1 for YaRN")
+        return {"rope_theta": base, "rope_scaling": scaling(fields, kind, parameters)}
+
+    def write(config: Any) -> dict[str, Any]:
+        stretching, positions = scaling_to_hf(config.rope_scaling, longest)
+        base = {"rope_theta": config.rope_theta}
+        return {
+            "max_position_embeddings": positions,
+            **base,  # 4.x, with the next one
+            "rope_scaling": stretching,
+            "rope_parameters": {**(stretching or {"rope_type": "default"}), **base},
+        }
+
+    return Field(read, write)
 
 
-def rotary_to_hf(
-    config: Any, constants: Constants, longest: int, any_heads: bool = False
-) -> dict[str, Any]:
-    """The inverse of `rotary_from_hf`; `longest` is the usual `max_position_embeddings`."""
-    scaling, longest = scaling_to_hf(config.rope_scaling, longest)
-    return {
-        **decoder_only_to_hf(config, any_heads),
-        **{name: allowed[0] for name, allowed in constants.items()},
-        "max_position_embeddings": longest,
-        **rope_to_hf(config.rope_theta, scaling),
-    }
+def rotary_fields(
+    fixed: Constants,
+    longest: int,
+    theta: float = 10_000.0,
+    scaling: Callable[..., RopeScaling | None] = scaling_from_hf,
+    **others: Any,
+) -> tuple[Field, ...]:
+    """The fields of a Llama: see `constants`, `rope`, and `sizes` for the others."""
+    return constants(fixed), *sizes(**others), rope(longest, theta, scaling)
 
 
-def experts_from_hf(fields: HFFields, experts: int, used: int) -> dict[str, Any]:
-    """`num_experts` and `num_experts_per_tok` of `WithExperts`, with defaults."""
-    names = [name for name in ("num_experts", "num_local_experts") if name in fields.values]
-    counts = {name: fields.whole(name, experts) for name in names}
-    if len(set(counts.values())) > 1:
-        raise UserError(f"num_experts and num_local_experts differ, {counts}: remove one of them")
-    return {
-        "num_experts": next(iter(counts.values()), experts),
-        "num_experts_per_tok": fields.whole("num_experts_per_tok", used),
-    }
+def experts(count: int, used: int, name: str = "num_experts") -> tuple[Field, ...]:
+    """The numbers of `WithExperts`, with defaults; `name` is that of experts in what is written."""
+
+    def read(fields: HFFields, _: Any) -> dict[str, Any]:
+        names = [name for name in ("num_experts", "num_local_experts") if name in fields.values]
+        counts = {name: fields.whole(name, count) for name in names}
+        if len(set(counts.values())) > 1:
+            raise UserError(
+                f"num_experts and num_local_experts differ, {counts}: remove one of them"
+            )
+        return {"num_experts": next(iter(counts.values()), count)}
+
+    per_token = "num_experts_per_tok"
+    return (
+        Field(read, lambda config: {name: config.num_experts}),
+        field(per_token, per_token, HFFields.whole, used),
+    )
 
 
-def experts_to_hf(config: WithExperts, name: str) -> dict[str, int]:
-    """The inverse of `experts_from_hf`; `name` is Hugging Face's for the number of experts."""
-    return {name: config.num_experts, "num_experts_per_tok": config.num_experts_per_tok}
+def windows(
+    usual: Callable[[HFFields, Mapping[str, Any]], Sequence[str]],
+    size: int | None,
+    flagged: bool = False,
+    unused: int | None = None,
+) -> Field:
+    """`sliding_window` and `layer_types` of a `RotaryConfig`.
+
+    Args:
+      usual: the types of layers that a file does not list.
+      size: the window of a file that has none.
+      flagged: whether there are windows only if `use_sliding_window` is true.
+      unused: what is written if no layer has a window.
+    """
+
+    def read(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+        count = ours["num_layers"]
+        window, types = None, [FULL] * count
+        if not flagged or fields.flag("use_sliding_window", False):
+            window = fields.window(size)
+            types = types if flagged and window is None else [*usual(fields, ours)]
+        return windows_from_hf(fields, window, types, count)
+
+    def write(config: RotaryConfig) -> dict[str, Any]:
+        types = types_of_layers(config)
+        windowed = SLIDING in types
+        return {
+            **({"use_sliding_window": windowed} if flagged else {}),
+            "sliding_window": config.sliding_window if windowed else unused,
+            "layer_types": types,
+        }
+
+    return Field(read, write)
 
 
 def windows_from_hf(

@@ -121,10 +121,65 @@ class HFFields:
             choices = " or ".join(repr(a) for a in allowed)
             raise UserError(f"{name}={value!r} is not supported; it must be {choices}")
 
-    def refuse_others(self, constants: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuses a file unless each field has one of its values; the first is its default."""
-        for name, allowed in constants.items():
-            self.refuse(name, allowed, allowed[0])
+
+Constants = Mapping[str, tuple[Any, ...]]
+
+
+class Field(NamedTuple):
+    """A line of the table of a family's fields: some of a configuration, here and in a file.
+
+    Attributes:
+      read: ours, from those of a `config.json` and from ours of earlier lines.
+      write: those of a `config.json`, from a configuration.
+    """
+
+    read: Callable[[HFFields, Mapping[str, Any]], Mapping[str, Any]] = lambda fields, ours: {}
+    write: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+
+
+def field(
+    hf: str,
+    ours: str,
+    kind: Callable[..., Any],
+    *default: Any,
+    write: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> Field:
+    """One field of a file that is one of ours.
+
+    `kind` reads its value, such as `HFFields.whole`; `write` makes it from a configuration.
+    """
+    return Field(
+        lambda fields, _: {ours: kind(fields, hf, *default, **options)},
+        lambda config: {hf: getattr(config, ours) if write is None else write(config)},
+    )
+
+
+def constants(allowed: Constants, written: bool = True) -> Field:
+    """Fields of a file that may have only these values; the first is the default."""
+
+    def read(fields: HFFields, _: Any) -> dict[str, Any]:
+        for name, values in allowed.items():
+            fields.refuse(name, values, values[0])
+        return {}
+
+    first = {name: values[0] for name, values in allowed.items() if written}
+    return Field(read, lambda _: first)
+
+
+def only(**values: Any) -> Field:
+    """Fields of ours of which transformers' network has one value."""
+
+    def write(config: Any) -> dict[str, Any]:
+        for name, value in values.items():
+            if (own := getattr(config, name)) != value:
+                raise UserError(
+                    f"{name}={own!r} must be {value!r} for transformers to read the model; "
+                    "convert it to orbax"
+                )
+        return {}
+
+    return Field(write=write)
 
 
 class Renaming(NamedTuple):
@@ -209,9 +264,7 @@ class Family:
       model: `CausalLM` or `Seq2SeqLM`.
       architectures: Hugging Face's names of its class, the usual one first.
       special_ids: the ids that transformers assumes if files have none, named as in `config.json`.
-      from_hf: makes a configuration from the fields of a `config.json`.
-      to_hf: makes these fields from a configuration, without sizes of the vocabulary, dtypes and
-        special ids; raises a UserError if transformers has no such network.
+      fields: those of its configuration in a `config.json`.
       copies: names under which a checkpoint may hold the embedding a second time, or its only copy;
         of a tied network the head's name is one, too.
       second_copies: other arrays that a checkpoint may hold twice: name of the copy -> name of the
@@ -228,14 +281,27 @@ class Family:
     architectures: tuple[str, ...]
     special_ids: Mapping[str, int]
     names: tuple[Renaming, ...]
-    from_hf: Callable[[HFFields], ModelConfig]
-    to_hf: Callable[[Any], dict[str, Any]]
+    fields: tuple[Field, ...]
     copies: tuple[str, ...] = ()
     second_copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unused: str = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
     nested: Nested | None = None
     presets: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
     vocabulary: Vocabulary | None = None
+
+    def from_hf(self, fields: HFFields) -> ModelConfig:
+        ours: dict[str, Any] = {}
+        for line in self.fields:
+            ours |= line.read(fields, ours)
+        return self.config(**ours)
+
+    def to_hf(self, config: ModelConfig) -> dict[str, Any]:
+        """The fields of a `config.json`, without dtypes and special ids.
+
+        Raises:
+          UserError: transformers has no such network.
+        """
+        return {name: x for line in self.fields for name, x in line.write(config).items()}
 
     def hf_name(self, path: str) -> Renaming:
         """The entry of `names` for a parameter, such as `decoder/layers_3/mlp/wo/kernel`."""

@@ -11,6 +11,7 @@ Source: Gemma Team 2024 (arXiv 2403.08295, 2408.00118), 2025 (arXiv 2503.19786);
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,21 +22,28 @@ from specjax.models.decoder_only import (
     FULL,
     ROPE_PARTS,
     SLIDING,
-    Constants,
     RotaryConfig,
     decoder_only_family,
-    decoder_only_from_hf,
     decoder_only_names,
-    decoder_only_to_hf,
     llama_style,
     rope_from_hf,
-    rotary_from_hf,
-    rotary_to_hf,
+    rotary_fields,
+    sizes,
     types_by_number,
     types_of_layers,
-    windows_from_hf,
+    windows,
 )
-from specjax.models.family import VERBATIM, HFFields, Nested, Vocabulary
+from specjax.models.family import (
+    VERBATIM,
+    Constants,
+    Field,
+    HFFields,
+    Nested,
+    Vocabulary,
+    constants,
+    field,
+    only,
+)
 from specjax.models.position_encoding import rope_frequencies
 from specjax.models.rope_scaling import RopeScaling
 
@@ -93,60 +101,42 @@ CONSTANTS: Constants = {
 }
 
 
-def _gemma2_from_hf(fields: HFFields) -> Gemma2Config:
-    values = fields.values
-    if not values.get("hidden_activation"):
+_ONE_DIRECTION = constants({"use_bidirectional_attention": (False,)}, written=False)
+
+
+def _check_gemma2(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+    if not fields.values.get("hidden_activation"):
         fields.refuse("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    fields.refuse("use_bidirectional_attention", (False,), False)
-    sizes = rotary_from_hf(fields, CONSTANTS, tied=True, head_dim=256, num_key_value_heads=4)
-    types = values.get("layer_types")
+    types = fields.values.get("layer_types")
     # As long as the list: a damaged file may name any number of layers.
     count = len(types) if isinstance(types, list) else 0
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
-    if types is not None and (types != alternating or count != sizes["num_layers"]):
+    if types is not None and (types != alternating or count != ours["num_layers"]):
         raise UserError(
             f"layer_types={types} must alternate between sliding_attention and full_attention, as "
-            f"in Gemma 2, for num_hidden_layers={sizes['num_layers']}"
+            f"in Gemma 2, for num_hidden_layers={ours['num_layers']}"
         )
-
-    def cap(name: str, default: float) -> float | None:
-        # null means no cap; an absent key means the default.
-        return fields.positive(name, None) if name in values else default
-
-    return Gemma2Config(
-        **sizes,
-        # null is refused.
-        sliding_window=fields.whole("sliding_window") if "sliding_window" in values else 4096,
-        attn_logit_softcap=cap("attn_logit_softcapping", 50.0),
-        final_logit_softcap=cap("final_logit_softcapping", 30.0),
-        query_pre_attn_scalar=_query_scalar(fields),
-    )
+    return {}
 
 
-def _gemma2_to_hf(config: Gemma2Config) -> dict[str, Any]:
-    return {
-        **rotary_to_hf(config, CONSTANTS, 8_192),
-        "hidden_act": "gelu_pytorch_tanh",
-        "sliding_window": config.sliding_window,
-        "attn_logit_softcapping": config.attn_logit_softcap,
-        "final_logit_softcapping": config.final_logit_softcap,
-        "query_pre_attn_scalar": _whole_scalar(config.query_pre_attn_scalar),
-    }
+# A reader of fields of which null does not mean the default.
+def _else(default: float, kind: Callable[..., Any], *null: None) -> Callable[..., Any]:
+    return lambda fields, name: kind(fields, name, *null) if name in fields.values else default
 
 
-# The field may be absent but not null.
-def _query_scalar(fields: HFFields) -> float:
-    name = "query_pre_attn_scalar"
-    return fields.positive(name) if name in fields.values else 256.0
-
-
-def _whole_scalar(value: float) -> int:
+def _whole_scalar(config: Any) -> int:
+    value = config.query_pre_attn_scalar
     if not value.is_integer():
         raise UserError(
             f"query_pre_attn_scalar={value} must be a whole number for transformers 5 to read the "
             "model; convert it to orbax"
         )
     return int(value)
+
+
+_QUERY_SCALAR = field(
+    *("query_pre_attn_scalar",) * 2, _else(256.0, HFFields.positive), write=_whole_scalar
+)
 
 
 _gemma2_size = functools.partial(Gemma2Config.of, 256_000, sliding_window=4_096)
@@ -192,8 +182,20 @@ GEMMA2 = decoder_only_family(
     architectures=("Gemma2ForCausalLM",),
     special_ids=SPECIAL_IDS,
     names=_NAMES,
-    from_hf=_gemma2_from_hf,
-    to_hf=_gemma2_to_hf,
+    fields=(
+        *rotary_fields(
+            CONSTANTS, 8_192, tie_word_embeddings=True, head_dim=256, num_key_value_heads=4
+        ),
+        Field(_check_gemma2, lambda _: {"hidden_act": "gelu_pytorch_tanh"}),
+        _ONE_DIRECTION,
+        field("sliding_window", "sliding_window", _else(4_096, HFFields.whole)),
+        # null means no cap.
+        field("attn_logit_softcapping", "attn_logit_softcap", _else(50.0, HFFields.positive, None)),
+        field(
+            "final_logit_softcapping", "final_logit_softcap", _else(30.0, HFFields.positive, None)
+        ),
+        _QUERY_SCALAR,
+    ),
     presets={
         "gemma2_2b": _gemma2_size(2_304, 8, 4, 256, 9_216, 26),
         "gemma2_9b": _gemma2_size(3_584, 16, 8, 256, 14_336, 42),
@@ -223,27 +225,21 @@ _GEMMA1_CONSTANTS: Constants = {
 }
 
 
-def _gemma1_from_hf(fields: HFFields) -> GemmaConfig:
-    fields.refuse("use_bidirectional_attention", (False,), False)
-    sizes = rotary_from_hf(
-        fields, _GEMMA1_CONSTANTS, tied=True, num_key_value_heads=16, head_dim=256
-    )
-    return GemmaConfig(**sizes)
-
-
-def _gemma1_to_hf(config: GemmaConfig) -> dict[str, Any]:
-    if config.sliding_window is not None:
-        raise UserError("sliding_window must be None for transformers to read a Gemma 1")
-    return rotary_to_hf(config, _GEMMA1_CONSTANTS, 8_192)
-
-
 GEMMA = decoder_only_family(
     "gemma",
     config=GemmaConfig,
     architectures=("GemmaForCausalLM",),
     special_ids=SPECIAL_IDS,
-    from_hf=_gemma1_from_hf,
-    to_hf=_gemma1_to_hf,
+    fields=(
+        _ONE_DIRECTION,
+        *rotary_fields(
+            *(_GEMMA1_CONSTANTS, 8_192),
+            tie_word_embeddings=True,
+            num_key_value_heads=16,
+            head_dim=256,
+        ),
+        only(sliding_window=None),
+    ),
     presets={
         "gemma_2b": GemmaConfig.of(256_000, 2_048, 8, 1, 256, 16_384, 18),
         "gemma_7b": GemmaConfig.of(256_000, 3_072, 16, 16, 256, 24_576, 28),
@@ -294,35 +290,18 @@ class Gemma3Config(RotaryConfig):
         )
 
 
-def _gemma3_from_hf(fields: HFFields) -> Gemma3Config:
-    fields.refuse_others(CONSTANTS)
-    fields.refuse("use_bidirectional_attention", (False,), False)
-    fields.refuse("attn_logit_softcapping", (None,), None)
-    fields.refuse("final_logit_softcapping", (None,), None)
-    # Files of the larger sizes leave out what the 4B has.
-    sizes = decoder_only_from_hf(
-        fields,
-        vocab_size=262_208,
-        hidden_size=2_304,
-        intermediate_size=9_216,
-        num_hidden_layers=26,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-    )
-    count = sizes["num_layers"]
-    types = types_by_number(count, fields.whole("sliding_window_pattern", 6))
-    window = fields.window(4_096)
-    return Gemma3Config(
-        **sizes,
-        **windows_from_hf(fields, window, types, count),
-        **_ropes(fields),
-        query_pre_attn_scalar=_query_scalar(fields),
-        tie_embeddings=fields.flag("tie_word_embeddings", True),
-    )
+# What files of Gemma 3 and 4 may leave out; those of the larger sizes do.
+SIZES: dict[str, Any] = {
+    "hidden_size": 2_304,
+    "intermediate_size": 9_216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
 
 
-def _ropes(fields: HFFields) -> dict[str, Any]:
+def _read_ropes(fields: HFFields, _: Any) -> dict[str, Any]:
     # By type of layer in 5.x, in single fields in 4.x.
     both = fields.objects("rope_parameters")
     if unknown := sorted(set(both) - {FULL, SLIDING}):
@@ -355,17 +334,12 @@ def _ropes(fields: HFFields) -> dict[str, Any]:
     return {"rope_theta": theta, "local_rope_theta": local, "rope_factor": factor}
 
 
-def _gemma3_to_hf(config: Gemma3Config) -> dict[str, Any]:
+def _write_ropes(config: Gemma3Config) -> dict[str, Any]:
     scaling: dict[str, Any] = {"rope_type": "default"}
     if config.rope_factor != 1.0:
         scaling = {"rope_type": "linear", "factor": config.rope_factor}
     local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
     return {
-        **decoder_only_to_hf(config),
-        **{name: allowed[0] for name, allowed in CONSTANTS.items()},
-        "sliding_window": config.sliding_window or 4_096,
-        "layer_types": types_of_layers(config),
-        "query_pre_attn_scalar": _whole_scalar(config.query_pre_attn_scalar),
         "max_position_embeddings": 32_768,
         "rope_theta": config.rope_theta,  # 4.x, with the next two
         "rope_local_base_freq": config.local_rope_theta,
@@ -375,6 +349,10 @@ def _gemma3_to_hf(config: Gemma3Config) -> dict[str, Any]:
             SLIDING: local,
         },
     }
+
+
+def _pattern(fields: HFFields, ours: Mapping[str, Any]) -> tuple[str, ...]:
+    return types_by_number(ours["num_layers"], fields.whole("sliding_window_pattern", 6))
 
 
 def _gemma3_size(window: int, vocab: int, *sizes: int, **others: Any) -> Gemma3Config:
@@ -388,8 +366,17 @@ GEMMA3 = decoder_only_family(
     architectures=("Gemma3ForCausalLM",),
     special_ids=SPECIAL_IDS,
     names=_NAMES,
-    from_hf=_gemma3_from_hf,
-    to_hf=_gemma3_to_hf,
+    fields=(
+        constants(CONSTANTS),
+        _ONE_DIRECTION,
+        constants(
+            {"attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)}, written=False
+        ),
+        *sizes(**SIZES, vocab_size=262_208, num_hidden_layers=26),
+        windows(_pattern, 4_096, unused=4_096),
+        Field(_read_ropes, _write_ropes),
+        _QUERY_SCALAR,
+    ),
     nested=Nested(
         model_type="gemma3",
         architectures=("Gemma3ForConditionalGeneration",),

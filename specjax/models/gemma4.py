@@ -12,6 +12,7 @@ Source: Gemma Team 2026; `transformers/models/gemma4`, `gemma4_unified`. Publish
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,16 @@ from specjax.models.decoder_only import (
     SLIDING,
     RotaryConfig,
     decoder_only_family,
-    decoder_only_from_hf,
     decoder_only_names,
-    decoder_only_to_hf,
+    sizes,
     types_by_number,
     types_of_layers,
-    windows_from_hf,
+    windows,
 )
-from specjax.models.family import HFFields, Nested, Renaming, T
+from specjax.models.family import Field, HFFields, Nested, Renaming, T, constants, field
 from specjax.models.gemma import (
     CONSTANTS,
+    SIZES,
     SPECIAL_IDS,
     VOCABULARY,
     refuse_scaling,
@@ -165,58 +166,43 @@ _EXPERTS = {
 }
 
 
-def _from_hf(kind: type[Gemma4Config], fields: HFFields) -> Gemma4Config:
-    unified = kind is Gemma4UnifiedConfig
-    fields.refuse_others(CONSTANTS)
-    # Of texts alone, "vision" changes nothing.
-    fields.refuse("use_bidirectional_attention", (None, "vision"), None)
-    sizes = decoder_only_from_hf(
-        fields,
-        vocab_size=262_144,
-        hidden_size=2_304,
-        intermediate_size=9_216,
-        num_hidden_layers=30,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-    )
-    count = sizes["num_layers"]
-    window = fields.window(1_024 if unified else 512)
-    windows = windows_from_hf(fields, window, (*types_by_number(count, 6)[:-1], FULL), count)
-    types = windows["layer_types"] or (FULL,) * count
-    width = 0 if unified else fields.whole("hidden_size_per_layer_input", 256, least=0)
+def _read_layer_input(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+    width = fields.whole("hidden_size_per_layer_input", 256, least=0)
     rows = fields.whole("vocab_size_per_layer_input", 262_144)
-    if width and rows != sizes["vocab_size"]:
+    if width and rows != ours["vocab_size"]:
         raise UserError(
-            f"vocab_size_per_layer_input={rows} must be vocab_size={sizes['vocab_size']}, as "
+            f"vocab_size_per_layer_input={rows} must be vocab_size={ours['vocab_size']}, as "
             f"hidden_size_per_layer_input={width}"
         )
-    experts: dict[str, Any] = {}
-    if not unified and fields.flag("enable_moe_block", False):
-        if missing := [name for name in _EXPERTS if fields.values.get(name) is None]:
-            raise UserError(f"enable_moe_block is true, so {missing[0]} must be given")
-        experts = {ours: fields.whole(name) for name, ours in _EXPERTS.items()}
-    keyed = fields.flag("attention_k_eq_v", False)
-    return kind(
-        **sizes,
-        **windows,
-        **_global_sizes(fields, types, keyed),
-        **_ropes(fields, types),
-        **experts,
-        keys_are_values=keyed,
-        num_shared_layers=fields.whole("num_kv_shared_layers", 0, least=0) or None,
-        wide_shared_mlps=fields.flag("use_double_wide_mlp", False),
-        layer_input_dim=width or None,
-        final_logit_softcap=fields.positive("final_logit_softcapping", None),
-        tie_embeddings=fields.flag("tie_word_embeddings", True),
-    )
+    return {"layer_input_dim": width or None}
+
+
+def _write_layer_input(config: Gemma4Config) -> dict[str, Any]:
+    return {
+        "hidden_size_per_layer_input": config.layer_input_dim or 0,
+        "vocab_size_per_layer_input": config.vocab_size,
+    }
+
+
+def _read_experts(fields: HFFields, _: Any) -> dict[str, Any]:
+    if not fields.flag("enable_moe_block", False):
+        return {}
+    if missing := [name for name in _EXPERTS if fields.values.get(name) is None]:
+        raise UserError(f"enable_moe_block is true, so {missing[0]} must be given")
+    return {ours: fields.whole(name) for name, ours in _EXPERTS.items()}
+
+
+def _write_experts(config: Gemma4Config) -> dict[str, Any]:
+    sizes = {name: getattr(config, ours) for name, ours in _EXPERTS.items()}
+    return {"enable_moe_block": config.num_experts is not None, **sizes}
 
 
 # The sizes of layers without a window: in fields of their own, as published, or by layer, as
 # transformers saves them.
-def _global_sizes(fields: HFFields, types: Any, keyed: bool) -> dict[str, Any]:
-    name = "per_layer_config"
+def _read_global_sizes(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+    name, types = "per_layer_config", ours["layer_types"] or (FULL,) * ours["num_layers"]
     if name not in fields.values:
+        keyed = ours["keys_are_values"]
         heads = fields.values.get("num_global_key_value_heads") if keyed else None
         return {
             "global_head_dim": fields.whole("global_head_dim", 512),
@@ -247,8 +233,18 @@ def _global_sizes(fields: HFFields, types: Any, keyed: bool) -> dict[str, Any]:
     }
 
 
-def _ropes(fields: HFFields, types: Any) -> dict[str, Any]:
-    name = "rope_parameters"
+def _write_global_sizes(config: Gemma4Config) -> dict[str, Any]:
+    heads = config.num_global_kv_heads
+    if heads not in (None, config.num_kv_heads) and not config.keys_are_values:
+        raise UserError(
+            f"num_global_kv_heads={heads} must be num_kv_heads={config.num_kv_heads} without "
+            "keys_are_values for transformers to read the model; convert it to orbax"
+        )
+    return {"global_head_dim": config.global_head_dim, "num_global_key_value_heads": heads}
+
+
+def _read_ropes(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+    name, types = "rope_parameters", ours["layer_types"] or (FULL,)
     both = fields.objects(name)
     if fields.values.get(name) is None:
         return {}
@@ -269,29 +265,9 @@ def _ropes(fields: HFFields, types: Any) -> dict[str, Any]:
     return {**changes, "rope_theta": every.positive("rope_theta")}
 
 
-def _to_hf(config: Gemma4Config) -> dict[str, Any]:
-    heads = config.num_global_kv_heads
-    if heads not in (None, config.num_kv_heads) and not config.keys_are_values:
-        raise UserError(
-            f"num_global_kv_heads={heads} must be num_kv_heads={config.num_kv_heads} without "
-            "keys_are_values for transformers to read the model; convert it to orbax"
-        )
+def _write_ropes(config: Gemma4Config) -> dict[str, Any]:
     return {
-        **decoder_only_to_hf(config, any_heads=True),
-        **{name: allowed[0] for name, allowed in CONSTANTS.items()},
-        "sliding_window": config.sliding_window or 512,
-        "layer_types": types_of_layers(config),
         "max_position_embeddings": 131_072,
-        "global_head_dim": config.global_head_dim,
-        "num_global_key_value_heads": heads,
-        "attention_k_eq_v": config.keys_are_values,
-        "num_kv_shared_layers": config.num_shared_layers or 0,
-        "use_double_wide_mlp": config.wide_shared_mlps,
-        "hidden_size_per_layer_input": config.layer_input_dim or 0,
-        "vocab_size_per_layer_input": config.vocab_size,
-        "enable_moe_block": config.num_experts is not None,
-        **{name: getattr(config, ours) for name, ours in _EXPERTS.items()},
-        "final_logit_softcapping": config.final_logit_softcap,
         "rope_parameters": {
             FULL: {
                 "rope_type": "proportional",
@@ -343,11 +319,35 @@ def _nested(model_type: str, architecture: str) -> Nested:
     )
 
 
+def _fields(size: int, layer_input: Field, experts: Field) -> tuple[Field, ...]:
+    return (
+        constants(CONSTANTS),
+        # Of texts alone, "vision" changes nothing.
+        constants({"use_bidirectional_attention": (None, "vision")}, written=False),
+        *sizes(any_heads=True, **SIZES, vocab_size=262_144, num_hidden_layers=30),
+        windows(
+            lambda _, ours: (*types_by_number(ours["num_layers"], 6)[:-1], FULL), size, unused=512
+        ),
+        layer_input,
+        experts,
+        field("attention_k_eq_v", "keys_are_values", HFFields.flag, False),
+        Field(_read_global_sizes, _write_global_sizes),
+        Field(_read_ropes, _write_ropes),
+        field(
+            "num_kv_shared_layers",
+            "num_shared_layers",
+            lambda fields, name: fields.whole(name, 0, least=0) or None,
+            write=lambda config: config.num_shared_layers or 0,
+        ),
+        field("use_double_wide_mlp", "wide_shared_mlps", HFFields.flag, False),
+        field("final_logit_softcapping", "final_logit_softcap", HFFields.positive, None),
+    )
+
+
 _family = functools.partial(
     decoder_only_family,
     special_ids=SPECIAL_IDS,
     names=_NAMES,
-    to_hf=_to_hf,
     # Released files also have these of layers that attend to another's.
     unused=r"model\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.weight",
     vocabulary=VOCABULARY,
@@ -367,7 +367,9 @@ GEMMA4 = _family(
     "gemma4_text",
     config=Gemma4Config,
     architectures=("Gemma4ForCausalLM",),
-    from_hf=functools.partial(_from_hf, Gemma4Config),
+    fields=_fields(
+        512, Field(_read_layer_input, _write_layer_input), Field(_read_experts, _write_experts)
+    ),
     nested=_nested("gemma4", "Gemma4ForConditionalGeneration"),
     presets={
         "gemma4_e2b": _dense(
@@ -395,7 +397,8 @@ GEMMA4_UNIFIED = _family(
     "gemma4_unified_text",
     config=Gemma4UnifiedConfig,
     architectures=("Gemma4UnifiedForCausalLM",),
-    from_hf=functools.partial(_from_hf, Gemma4UnifiedConfig),
+    # Its files are not read for an input of layers and experts.
+    fields=_fields(1_024, Field(write=_write_layer_input), Field(write=_write_experts)),
     nested=_nested("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"),
     presets={
         "gemma4_12b": _size(

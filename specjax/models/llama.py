@@ -13,10 +13,9 @@ from specjax.models.decoder_only import (
     ROPE_PARTS,
     decoder_only_family,
     llama_style,
-    rotary_from_hf,
-    rotary_to_hf,
+    rotary_fields,
 )
-from specjax.models.family import VERBATIM, HFFields, Vocabulary
+from specjax.models.family import VERBATIM, Vocabulary
 from specjax.models.rope_scaling import Llama3RopeScaling, RopeScaling
 
 
@@ -33,14 +32,6 @@ class LlamaConfig(DecoderOnlyConfig):
     @property
     def style(self) -> Style:
         return llama_style(self)
-
-
-def _from_hf(fields: HFFields) -> LlamaConfig:
-    return LlamaConfig(**rotary_from_hf(fields, NO_BIASES))
-
-
-def _to_hf(config: LlamaConfig) -> dict[str, Any]:
-    return rotary_to_hf(config, NO_BIASES, 4096)
 
 
 def _llama3(*sizes: int, factor: float | None = None, **others: Any) -> LlamaConfig:
@@ -60,8 +51,7 @@ LLAMA = decoder_only_family(
     config=LlamaConfig,
     architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    from_hf=_from_hf,
-    to_hf=_to_hf,
+    fields=rotary_fields(NO_BIASES, 4096),
     presets={
         "llama2_7b": _llama2(4_096, 32, 32, 128, 11_008, 32),
         "llama2_13b": _llama2(5_120, 40, 40, 128, 13_824, 40),

@@ -14,6 +14,7 @@ Muennighoff et al. 2024 (OLMoE), Bakouch et al. 2025 (SmolLM3), OpenAI 2025 (gpt
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
@@ -26,21 +27,17 @@ from specjax.models.decoder_only import (
     SILU,
     SLIDING,
     UNBIASED,
-    Constants,
     ExpertsConfig,
     RotaryConfig,
     decoder_only_family,
     decoder_only_names,
-    experts_from_hf,
-    experts_to_hf,
+    experts,
     names_of_experts,
-    rotary_from_hf,
-    rotary_to_hf,
+    rotary_fields,
     types_by_number,
-    types_of_layers,
-    windows_from_hf,
+    windows,
 )
-from specjax.models.family import HFFields, Renaming, T
+from specjax.models.family import Constants, Field, HFFields, Renaming, T, constants, field, only
 from specjax.models.rope_scaling import LongRopeScaling, YarnRopeScaling, longrope_from_hf
 
 
@@ -52,18 +49,14 @@ class MistralConfig(RotaryConfig):
 
 
 # The fields that Mistral and Phi 3 share.
-def _windowed(fields: HFFields, window: int | None, **defaults: Any) -> dict[str, Any]:
-    # transformers reads layers of several types in other classes.
-    fields.refuse("layer_types", (None,), None)
-    return {**rotary_from_hf(fields, SILU, **defaults), "sliding_window": fields.window(window)}
-
-
-def _windowed_to_hf(config: RotaryConfig, name: str, longest: int) -> dict[str, Any]:
-    if config.layer_types:
-        raise UserError(
-            f"layer_types must be empty for transformers to read a {name}; convert it to orbax"
-        )
-    return {**rotary_to_hf(config, SILU, longest), "sliding_window": config.sliding_window}
+def _windowed(window: int | None, longest: int, **options: Any) -> tuple[Field, ...]:
+    return (
+        # transformers reads layers of several types in other classes.
+        constants({"layer_types": (None,)}, written=False),
+        only(layer_types=()),
+        *rotary_fields(SILU, longest, **options),
+        field("sliding_window", "sliding_window", lambda fields, _: fields.window(window)),
+    )
 
 
 _mistral_size = functools.partial(MistralConfig.of, rope_theta=1e6)
@@ -73,8 +66,7 @@ MISTRAL = decoder_only_family(
     config=MistralConfig,
     architectures=("MistralForCausalLM",),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    from_hf=lambda fields: MistralConfig(**_windowed(fields, 4_096, num_key_value_heads=8)),
-    to_hf=lambda config: _windowed_to_hf(config, "Mistral", 32_768),
+    fields=_windowed(4_096, 32_768, num_key_value_heads=8),
     presets={
         "mistral_7b_v0.1": _mistral_size(
             32_000, 4_096, 32, 8, 128, 14_336, 32, rope_theta=1e4, sliding_window=4_096
@@ -94,29 +86,8 @@ class MixtralConfig(ExpertsConfig):
     renormalised: bool = True
 
 
-# Of networks that transformers reads only with experts in all layers.
-def _experts_to_hf(config: ExpertsConfig, kind: str, name: str) -> dict[str, int]:
-    if config.dense_layers or config.expert_dim not in (None, config.mlp_dim):
-        raise UserError(
-            f"dense_layers must be empty, and expert_dim None, for transformers to read {kind}; "
-            "convert it to orbax"
-        )
-    return experts_to_hf(config, name)
-
-
-def _mixtral_from_hf(fields: HFFields) -> MixtralConfig:
-    sizes = _windowed(fields, None, theta=1e6, num_key_value_heads=8, rms_norm_eps=1e-5)
-    return MixtralConfig(**sizes, **experts_from_hf(fields, 8, 2))
-
-
-def _mixtral_to_hf(config: MixtralConfig) -> dict[str, Any]:
-    if not config.renormalised:
-        raise UserError("renormalised must be True for transformers to read a Mixtral")
-    return {
-        **_windowed_to_hf(config, "Mixtral", 32_768),
-        **_experts_to_hf(config, "a Mixtral", "num_local_experts"),
-    }
-
+# transformers reads these networks only with experts in all layers.
+_EXPERTS_ALONE = only(dense_layers=(), expert_dim=None)
 
 _mixtral_size = functools.partial(
     MixtralConfig.of, rope_theta=1e6, num_experts=8, num_experts_per_tok=2
@@ -131,8 +102,12 @@ MIXTRAL = decoder_only_family(
         *names_of_experts("block_sparse_moe", {"w1": "wi_0", "w3": "wi_1", "w2": "wo"}),
         *LLAMA_NAMES,
     ),
-    from_hf=_mixtral_from_hf,
-    to_hf=_mixtral_to_hf,
+    fields=(
+        *_windowed(None, 32_768, theta=1e6, num_key_value_heads=8, rms_norm_eps=1e-5),
+        *experts(8, 2, "num_local_experts"),
+        _EXPERTS_ALONE,
+        only(renormalised=True),
+    ),
     presets={
         "mixtral_8x7b": _mixtral_size(32_000, 4_096, 32, 8, 128, 14_336, 32),
         "mixtral_8x22b": _mixtral_size(32_768, 6_144, 48, 8, 128, 16_384, 56),
@@ -147,16 +122,12 @@ class Phi3Config(RotaryConfig):
     norm_eps: float = 1e-5
 
 
-def _phi3_to_hf(config: Phi3Config) -> dict[str, Any]:
-    scaling, original = config.rope_scaling, 4_096
-    if scaling is not None:
-        if not isinstance(scaling, LongRopeScaling):
-            raise UserError("rope_scaling must be a LongRopeScaling for transformers to read Phi 3")
-        original = scaling.original_max_position
-    return {
-        **_windowed_to_hf(config, "Phi 3", 4_096),
-        "original_max_position_embeddings": original,
-    }
+def _original_positions(config: Phi3Config) -> dict[str, int]:
+    scaling = config.rope_scaling
+    if not isinstance(scaling, LongRopeScaling | None):
+        raise UserError("rope_scaling must be a LongRopeScaling for transformers to read Phi 3")
+    original = 4_096 if scaling is None else scaling.original_max_position
+    return {"original_max_position_embeddings": original}
 
 
 # Arrays that join kernels, in this order.
@@ -180,10 +151,10 @@ PHI3 = decoder_only_family(
         ),
         *LLAMA_NAMES,
     ),
-    from_hf=lambda fields: Phi3Config(
-        **_windowed(fields, None, scaling=longrope_from_hf, rms_norm_eps=1e-5)
+    fields=(
+        *_windowed(None, 4_096, scaling=longrope_from_hf, rms_norm_eps=1e-5),
+        Field(write=_original_positions),
     ),
-    to_hf=_phi3_to_hf,
     presets={
         "phi3_mini": Phi3Config.of(32_064, 3_072, 32, 32, 96, 8_192, 32, sliding_window=2_047),
         "phi3_medium": Phi3Config.of(32_064, 5_120, 40, 10, 128, 17_920, 40, sliding_window=2_047),
@@ -201,12 +172,6 @@ class Olmo2Config(RotaryConfig):
     differences = {"qk_norms": "all", "pre_norms": False, "post_norms": True}  # noqa: RUF012
 
 
-def _olmo2_to_hf(config: Olmo2Config) -> dict[str, Any]:
-    if config.sliding_window is not None:
-        raise UserError("sliding_window must be None for transformers to read an OLMo 2")
-    return rotary_to_hf(config, UNBIASED, 4_096)
-
-
 _olmo2_size = functools.partial(Olmo2Config.of, 100_352, rope_theta=500_000.0)
 
 OLMO2 = decoder_only_family(
@@ -220,8 +185,7 @@ OLMO2 = decoder_only_family(
             "post_feedforward_layernorm": "post_mlp_layer_norm",
         }
     ),
-    from_hf=lambda fields: Olmo2Config(**rotary_from_hf(fields, UNBIASED, rms_norm_eps=1e-5)),
-    to_hf=_olmo2_to_hf,
+    fields=(*rotary_fields(UNBIASED, 4_096, rms_norm_eps=1e-5), only(sliding_window=None)),
     presets={
         "olmo2_1b": _olmo2_size(2_048, 16, 16, 128, 8_192, 16),
         "olmo2_7b": _olmo2_size(4_096, 32, 32, 128, 11_008, 32),
@@ -240,31 +204,19 @@ class OlmoeConfig(ExpertsConfig):
     differences = {"qk_norms": "all"}  # noqa: RUF012
 
 
-_OLMOE: Constants = {**UNBIASED, "clip_qkv": (None,)}
-
-
-def _olmoe_to_hf(config: OlmoeConfig) -> dict[str, Any]:
-    if config.sliding_window is not None:
-        raise UserError("sliding_window must be None for transformers to read an OLMoE")
-    return {
-        **rotary_to_hf(config, _OLMOE, 4_096),
-        **_experts_to_hf(config, "an OLMoE", "num_experts"),
-        "norm_topk_prob": config.renormalised,
-    }
-
-
 OLMOE = decoder_only_family(
     "olmoe",
     config=OlmoeConfig,
     architectures=("OlmoeForCausalLM",),
     special_ids={"eos_token_id": 50_279, "pad_token_id": 1},
     names=EXPERTS_NAMES,
-    from_hf=lambda fields: OlmoeConfig(
-        **rotary_from_hf(fields, _OLMOE, rms_norm_eps=1e-5),
-        **experts_from_hf(fields, 64, 8),
-        renormalised=fields.flag("norm_topk_prob", False),
+    fields=(
+        *rotary_fields({**UNBIASED, "clip_qkv": (None,)}, 4_096, rms_norm_eps=1e-5),
+        *experts(64, 8),
+        field("norm_topk_prob", "renormalised", HFFields.flag, False),
+        _EXPERTS_ALONE,
+        only(sliding_window=None),
     ),
-    to_hf=_olmoe_to_hf,
     presets={
         "olmoe_1b_7b": OlmoeConfig.of(
             50_304, 2_048, 16, 16, 128, 1_024, 16, num_experts=64, num_experts_per_tok=8
@@ -307,9 +259,8 @@ def _every_fourth(count: int, interval: int = 4) -> tuple[bool, ...]:
     return tuple((i + 1) % interval != 0 for i in range(count))
 
 
-def _smollm3_from_hf(fields: HFFields) -> SmolLM3Config:
-    sizes = rotary_from_hf(fields, NO_BIASES, theta=2e6, tied=True, num_key_value_heads=4)
-    count = sizes["num_layers"]
+def _read_rotated(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+    count = ours["num_layers"]
     rotated = fields.values.get("no_rope_layers")  # 1 where a layer rotates
     if rotated is None:
         rotated = _every_fourth(count, fields.whole("no_rope_layer_interval", 4))
@@ -323,26 +274,17 @@ def _smollm3_from_hf(fields: HFFields) -> SmolLM3Config:
             f"num_hidden_layers={count}"
         )
     rotated = tuple(map(bool, rotated))
-    window, types = None, [FULL] * count
-    if fields.flag("use_sliding_window", False) and (window := fields.window(None)) is not None:
-        types = [FULL if on else SLIDING for on in rotated]
-    return SmolLM3Config(
-        **sizes,
-        **windows_from_hf(fields, window, types, count),
-        rotated=() if rotated == _every_fourth(count) else rotated,
-    )
+    return {"rotated": () if rotated == _every_fourth(count) else rotated}
 
 
-def _smollm3_to_hf(config: SmolLM3Config) -> dict[str, Any]:
-    types = types_of_layers(config)
-    return {
-        **rotary_to_hf(config, NO_BIASES, 65_536),
-        "use_sliding_window": SLIDING in types,
-        "sliding_window": config.sliding_window if SLIDING in types else None,
-        "layer_types": types,
-        "no_rope_layers": [int(rope is not None) for rope in config.style.ropes],
-        "no_rope_layer_interval": 4,
-    }
+def _write_rotated(config: SmolLM3Config) -> dict[str, Any]:
+    rotated = config.rotated or _every_fourth(config.num_layers)
+    return {"no_rope_layers": [int(on) for on in rotated], "no_rope_layer_interval": 4}
+
+
+def _usual_types(_: HFFields, ours: Mapping[str, Any]) -> list[str]:
+    rotated = ours["rotated"] or _every_fourth(ours["num_layers"])
+    return [FULL if on else SLIDING for on in rotated]
 
 
 SMOLLM3 = decoder_only_family(
@@ -350,8 +292,13 @@ SMOLLM3 = decoder_only_family(
     config=SmolLM3Config,
     architectures=("SmolLM3ForCausalLM",),
     special_ids={"eos_token_id": 128_001, "pad_token_id": 128_004, "bos_token_id": 128_000},
-    from_hf=_smollm3_from_hf,
-    to_hf=_smollm3_to_hf,
+    fields=(
+        *rotary_fields(
+            NO_BIASES, 65_536, theta=2e6, tie_word_embeddings=True, num_key_value_heads=4
+        ),
+        Field(_read_rotated, _write_rotated),
+        windows(_usual_types, None, flagged=True),
+    ),
     presets={
         "smollm3_3b": SmolLM3Config.of(
             128_256, 2_048, 16, 4, 128, 11_008, 36, rope_theta=5e6, tie_embeddings=True
@@ -390,27 +337,10 @@ _GPT_OSS: Constants = {
 }
 
 
-def _gpt_oss_from_hf(fields: HFFields) -> GptOssConfig:
+def _check_rope(fields: HFFields, _: Any) -> dict[str, Any]:
     if not (fields.objects("rope_parameters") or fields.objects("rope_scaling")):
         raise UserError("rope_parameters must be given for a gpt-oss; a published one has YaRN's")
-    sizes = rotary_from_hf(fields, _GPT_OSS, theta=150_000.0, rms_norm_eps=1e-5)
-    count = sizes["num_layers"]
-    return GptOssConfig(
-        **sizes,
-        **experts_from_hf(fields, 128, 4),
-        **windows_from_hf(fields, fields.window(128), types_by_number(count, 2), count),
-    )
-
-
-def _gpt_oss_to_hf(config: GptOssConfig) -> dict[str, Any]:
-    if not config.renormalised:
-        raise UserError("renormalised must be True for transformers to read a gpt-oss")
-    return {
-        **rotary_to_hf(config, _GPT_OSS, 131_072, any_heads=True),
-        **_experts_to_hf(config, "a gpt-oss", "num_local_experts"),
-        "sliding_window": config.sliding_window,
-        "layer_types": types_of_layers(config),
-    }
+    return {}
 
 
 def _gpt_oss_size(layers: int, experts: int) -> GptOssConfig:
@@ -455,7 +385,13 @@ GPT_OSS = decoder_only_family(
         ),
         *LLAMA_NAMES,
     ),
-    from_hf=_gpt_oss_from_hf,
-    to_hf=_gpt_oss_to_hf,
+    fields=(
+        Field(_check_rope),
+        *rotary_fields(_GPT_OSS, 131_072, theta=150_000.0, any_heads=True, rms_norm_eps=1e-5),
+        *experts(128, 4, "num_local_experts"),
+        windows(lambda _, ours: types_by_number(ours["num_layers"], 2), 128),
+        _EXPERTS_ALONE,
+        only(renormalised=True),
+    ),
     presets={"gpt_oss_20b": _gpt_oss_size(24, 32), "gpt_oss_120b": _gpt_oss_size(36, 128)},
 )

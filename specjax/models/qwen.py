@@ -8,6 +8,7 @@ Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`, `qwen3_mo
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
@@ -17,18 +18,16 @@ from specjax.models.decoder_only import (
     SILU,
     SLIDING,
     UNBIASED,
-    Constants,
     ExpertsConfig,
     RotaryConfig,
+    WithExperts,
     decoder_only_family,
-    experts_from_hf,
-    experts_to_hf,
-    rotary_from_hf,
-    rotary_to_hf,
+    experts,
+    rotary_fields,
     types_of_layers,
-    windows_from_hf,
+    windows,
 )
-from specjax.models.family import HFFields
+from specjax.models.family import Field, HFFields, field, only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,28 +37,16 @@ class Qwen2Config(RotaryConfig):
     differences = {"biases": True}  # noqa: RUF012
 
 
-def _from_hf(fields: HFFields, constants: Constants, **defaults: Any) -> dict[str, Any]:
-    sizes = rotary_from_hf(fields, constants, **defaults)
-    count = sizes["num_layers"]
-    window, types = None, [FULL] * count
-    if fields.flag("use_sliding_window", False):
-        window = fields.window(4096)
-        start = fields.whole("max_window_layers", 28, least=0)
-        if window is not None:
-            types = [SLIDING if i >= start else FULL for i in range(count)]
-    return {**sizes, **windows_from_hf(fields, window, types, count)}
+def _later_windows(fields: HFFields, ours: Mapping[str, Any]) -> list[str]:
+    start = fields.whole("max_window_layers", 28, least=0)
+    return [SLIDING if i >= start else FULL for i in range(ours["num_layers"])]
 
 
-def _to_hf(config: RotaryConfig, constants: Constants) -> dict[str, Any]:
-    types = types_of_layers(config)
-    windowed = SLIDING in types
-    return {
-        **rotary_to_hf(config, constants, 32_768),
-        "use_sliding_window": windowed,
-        "sliding_window": config.sliding_window if windowed else None,
-        "max_window_layers": types.index(SLIDING) if windowed else config.num_layers,
-        "layer_types": types,
-    }
+def _max_window_layers(config: RotaryConfig) -> dict[str, int]:
+    return {"max_window_layers": [*types_of_layers(config), SLIDING].index(SLIDING)}
+
+
+_WINDOWS = windows(_later_windows, 4096, flagged=True), Field(write=_max_window_layers)
 
 
 # The small sizes share the embedding, of fewer rows for the same tokens.
@@ -70,8 +57,7 @@ QWEN2 = decoder_only_family(
     "qwen2",
     config=Qwen2Config,
     architectures=("Qwen2ForCausalLM",),
-    from_hf=lambda fields: Qwen2Config(**_from_hf(fields, SILU, num_key_value_heads=32)),
-    to_hf=lambda config: _to_hf(config, SILU),
+    fields=(*rotary_fields(SILU, 32_768, num_key_value_heads=32), *_WINDOWS),
     presets={
         "qwen2.5_0.5b": _small(896, 14, 2, 64, 4_864, 24),
         "qwen2.5_1.5b": _small(1_536, 12, 2, 128, 8_960, 28),
@@ -98,10 +84,10 @@ QWEN3 = decoder_only_family(
     "qwen3",
     config=Qwen3Config,
     architectures=("Qwen3ForCausalLM",),
-    from_hf=lambda fields: Qwen3Config(
-        **_from_hf(fields, UNBIASED, num_key_value_heads=32, head_dim=128)
+    fields=(
+        *rotary_fields(UNBIASED, 32_768, num_key_value_heads=32, head_dim=128),
+        *_WINDOWS,
     ),
-    to_hf=lambda config: _to_hf(config, UNBIASED),
     presets={
         "qwen3_0.6b": _qwen3_tied(1_024, 16, 8, 128, 3_072, 28),
         "qwen3_1.7b": _qwen3_tied(2_048, 16, 8, 128, 6_144, 28),
@@ -120,44 +106,42 @@ class Qwen3MoeConfig(ExpertsConfig):
     differences = {"qk_norms": "head"}  # noqa: RUF012
 
 
-def _moe_from_hf(fields: HFFields) -> Qwen3MoeConfig:
-    sizes = rotary_from_hf(fields, UNBIASED, num_key_value_heads=4)
+def _read_window(fields: HFFields, _: Any) -> dict[str, Any]:
     windowed = fields.flag("use_sliding_window", False)
-    return Qwen3MoeConfig(
-        **sizes,
-        **experts_from_hf(fields, 128, 8),
-        sliding_window=fields.window(4096) if windowed else None,
-        expert_dim=fields.whole("moe_intermediate_size", 768),
-        renormalised=fields.flag("norm_topk_prob", False),
-        dense_layers=dense_from_hf(fields, sizes["num_layers"]),
-    )
+    return {"sliding_window": fields.window(4096) if windowed else None}
 
 
-def dense_from_hf(fields: HFFields, count: int) -> tuple[int, ...]:
-    """The layers without experts, of a Qwen 3 or Qwen3-Next of `count` layers."""
+def _write_window(config: Qwen3MoeConfig) -> dict[str, Any]:
+    window = config.sliding_window
+    return {"use_sliding_window": window is not None, "sliding_window": window}
+
+
+def _read_dense(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
     dense = fields.values.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
         raise UserError(f"mlp_only_layers={dense!r} must be a list of numbers of layers")
     step = fields.whole("decoder_sparse_step", 1)
-    return tuple(layer for layer in range(count) if layer in dense or (layer + 1) % step)
+    layers = range(ours["num_layers"])
+    return {"dense_layers": tuple(x for x in layers if x in dense or (x + 1) % step)}
 
 
-def _moe_to_hf(config: Qwen3MoeConfig) -> dict[str, Any]:
-    if config.layer_types:
-        raise UserError(
-            "layer_types must be empty for transformers to read a Qwen 3 with experts; convert it "
-            "to orbax"
-        )
-    return {
-        **rotary_to_hf(config, UNBIASED, 32_768),
-        **experts_to_hf(config, "num_experts"),
-        "use_sliding_window": config.sliding_window is not None,
-        "sliding_window": config.sliding_window,
-        "moe_intermediate_size": config.expert_dim or config.mlp_dim,
-        "norm_topk_prob": config.renormalised,
-        "mlp_only_layers": list(config.dense_layers),
-        "decoder_sparse_step": 1,
-    }
+def _write_dense(config: WithExperts) -> dict[str, Any]:
+    return {"mlp_only_layers": list(config.dense_layers), "decoder_sparse_step": 1}
+
+
+def sparse_fields(width: int, renormalised: bool) -> tuple[Field, ...]:
+    """Those of the experts of a Qwen 3 or Qwen3-Next besides their number, with defaults."""
+    return (
+        field(
+            "moe_intermediate_size",
+            "expert_dim",
+            HFFields.whole,
+            width,
+            write=lambda config: config.expert_dim or config.mlp_dim,
+        ),
+        field("norm_topk_prob", "renormalised", HFFields.flag, renormalised),
+        Field(_read_dense, _write_dense),
+    )
 
 
 _moe_size = functools.partial(
@@ -174,8 +158,13 @@ QWEN3_MOE = decoder_only_family(
     config=Qwen3MoeConfig,
     architectures=("Qwen3MoeForCausalLM",),
     names=EXPERTS_NAMES,
-    from_hf=_moe_from_hf,
-    to_hf=_moe_to_hf,
+    fields=(
+        *rotary_fields(UNBIASED, 32_768, num_key_value_heads=4),
+        *experts(128, 8),
+        Field(_read_window, _write_window),
+        only(layer_types=()),
+        *sparse_fields(768, renormalised=False),
+    ),
     presets={
         "qwen3_30b_a3b": _moe_size(2_048, 32, 4, 128, 6_144, 48, expert_dim=768),
         "qwen3_235b_a22b": _moe_size(4_096, 64, 4, 128, 12_288, 94, expert_dim=1_536),

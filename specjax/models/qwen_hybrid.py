@@ -21,15 +21,14 @@ from specjax.models.decoder_only import (
     UNBIASED,
     WithExperts,
     decoder_only_family,
-    experts_from_hf,
-    experts_to_hf,
+    experts,
     llama_style,
-    rotary_from_hf,
-    rotary_to_hf,
+    rope,
+    sizes,
     types_by_number,
 )
-from specjax.models.family import MLP, HFFields, Nested, Renaming, T
-from specjax.models.qwen import dense_from_hf
+from specjax.models.family import MLP, Field, HFFields, Nested, Renaming, T, constants, field, only
+from specjax.models.qwen import sparse_fields
 from specjax.models.rope_scaling import RopeScaling
 
 LINEAR = "linear_attention"
@@ -130,74 +129,43 @@ class Qwen3NextConfig(Qwen35MoeConfig):
     """A Qwen3-Next. Published sizes have experts in all layers."""
 
 
-def _from_hf(fields: HFFields, **defaults: Any) -> dict[str, Any]:
-    rope, factor = fields.objects("rope_parameters"), "partial_rotary_factor"
-    rotated = HFFields(rope).positive(factor, fields.positive(factor, 0.25))
-    whole = {**fields.values, factor: None, "rope_parameters": {**rope, factor: None}}
-    fields = dataclasses.replace(fields, values=whole)
-    sizes = rotary_from_hf(fields, UNBIASED, head_dim=256, **defaults)
-    fields.refuse("attn_output_gate", (True,), True)
+_ROPE, _FACTOR = rope(262_144), "partial_rotary_factor"
+
+
+def _read_rope(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = fields.objects("rope_parameters")
+    rotated = HFFields(parameters).positive(_FACTOR, fields.positive(_FACTOR, 0.25))
+    whole = {**fields.values, _FACTOR: None, "rope_parameters": {**parameters, _FACTOR: None}}
+    return {**_ROPE.read(HFFields(whole), ours), _FACTOR: rotated}
+
+
+def _write_rope(config: Qwen35Config) -> dict[str, Any]:
+    values = dict(_ROPE.write(config))
+    del values["rope_scaling"]  # it would replace the parameters
+    values["rope_parameters"][_FACTOR] = config.partial_rotary_factor
+    return values
+
+
+def _read_types(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
     types = fields.values.get("layer_types")
     if types is None:
         interval = fields.whole("full_attention_interval", 4)
-        types = types_by_number(sizes["num_layers"], interval, LINEAR)
-    linear = {name: fields.whole(name, getattr(Qwen35Config, name)) for name in _LINEAR_SIZES}
-    return {**sizes, **linear, "layer_types": types, "partial_rotary_factor": rotated}
+        types = types_by_number(ours["num_layers"], interval, LINEAR)
+    return {"layer_types": types}
 
 
-def _to_hf(config: Qwen35Config) -> dict[str, Any]:
-    values = rotary_to_hf(config, UNBIASED, 262_144, any_heads=True)
-    del values["rope_scaling"]  # it would replace the parameters
-    values["rope_parameters"]["partial_rotary_factor"] = config.partial_rotary_factor
-    linear = {name: getattr(config, name) for name in _LINEAR_SIZES}
-    return {**values, **linear, "layer_types": list(config.layer_types)}
-
-
-def _moe_from_hf(fields: HFFields) -> Qwen35MoeConfig:
-    width = fields.whole("moe_intermediate_size", 512)
-    alone = dataclasses.replace(fields, values={**fields.values, "intermediate_size": width})
-    return Qwen35MoeConfig(
-        **_from_hf(alone, num_key_value_heads=2),
-        **experts_from_hf(fields, 256, 8),
-        shared_expert_dim=fields.whole("shared_expert_intermediate_size", 512),
+def _fields(**absent: Any) -> tuple[Field, ...]:
+    return (
+        constants(UNBIASED),
+        *sizes(any_heads=True, head_dim=256, **absent),
+        Field(_read_rope, _write_rope),
+        constants({"attn_output_gate": (True,)}, written=False),
+        Field(_read_types, lambda config: {"layer_types": list(config.layer_types)}),
+        *(field(x, x, HFFields.whole, getattr(Qwen35Config, x)) for x in _LINEAR_SIZES),
     )
 
 
-def _moe_to_hf(config: Qwen35MoeConfig) -> dict[str, Any]:
-    if config.dense_layers or config.expert_dim or not config.renormalised:
-        raise UserError(
-            "dense_layers must be empty, expert_dim None, and renormalised true, for transformers "
-            "to read a Qwen 3.5 with experts; convert it to orbax"
-        )
-    values = _to_hf(config) | experts_to_hf(config, "num_experts")
-    return values | {
-        "moe_intermediate_size": values.pop("intermediate_size"),
-        "shared_expert_intermediate_size": config.shared_expert_dim,
-    }
-
-
-def _next_from_hf(fields: HFFields) -> Qwen3NextConfig:
-    sizes = _from_hf(fields, num_key_value_heads=2, intermediate_size=5_632)
-    return Qwen3NextConfig(
-        **sizes,
-        **experts_from_hf(fields, 512, 10),
-        expert_dim=fields.whole("moe_intermediate_size", 512),
-        shared_expert_dim=fields.whole("shared_expert_intermediate_size", 512),
-        renormalised=fields.flag("norm_topk_prob", True),
-        dense_layers=dense_from_hf(fields, sizes["num_layers"]),
-    )
-
-
-def _next_to_hf(config: Qwen3NextConfig) -> dict[str, Any]:
-    return {
-        **_to_hf(config),
-        **experts_to_hf(config, "num_experts"),
-        "moe_intermediate_size": config.expert_dim or config.mlp_dim,
-        "shared_expert_intermediate_size": config.shared_expert_dim,
-        "norm_topk_prob": config.renormalised,
-        "mlp_only_layers": list(config.dense_layers),
-        "decoder_sparse_step": 1,
-    }
+_SHARED = field("shared_expert_intermediate_size", "shared_expert_dim", HFFields.whole, 512)
 
 
 _HF, _OURS = "model.layers.{i}.linear_attn", "decoder/layers_{i}/delta"
@@ -257,8 +225,7 @@ QWEN35 = decoder_only_family(
     config=Qwen35Config,
     architectures=("Qwen3_5ForCausalLM",),
     names=(*LLAMA_NAMES, *_QWEN35_NAMES),
-    from_hf=lambda fields: Qwen35Config(**_from_hf(fields, num_key_value_heads=4)),
-    to_hf=_to_hf,
+    fields=_fields(num_key_value_heads=4),
     unused=_MTP,
     nested=Nested(
         model_type="qwen3_5",
@@ -286,8 +253,12 @@ QWEN35_MOE = decoder_only_family(
     config=Qwen35MoeConfig,
     architectures=("Qwen3_5MoeForCausalLM",),
     names=(*_MOE_NAMES, *_QWEN35_NAMES),
-    from_hf=_moe_from_hf,
-    to_hf=_moe_to_hf,
+    fields=(
+        *_fields(num_key_value_heads=2, mlp="moe_intermediate_size", moe_intermediate_size=512),
+        *experts(256, 8),
+        _SHARED,
+        only(dense_layers=(), expert_dim=None, renormalised=True),
+    ),
     unused=_MTP,
     nested=dataclasses.replace(
         QWEN35.nested,
@@ -311,8 +282,12 @@ QWEN3_NEXT = decoder_only_family(
     config=Qwen3NextConfig,
     architectures=("Qwen3NextForCausalLM",),
     names=(*_MOE_NAMES, *_NEXT_NAMES),
-    from_hf=_next_from_hf,
-    to_hf=_next_to_hf,
+    fields=(
+        *_fields(num_key_value_heads=2, intermediate_size=5_632),
+        *experts(512, 10),
+        _SHARED,
+        *sparse_fields(512, renormalised=True),
+    ),
     unused=_MTP,
     presets={
         "qwen3_next_80b_a3b": Qwen3NextConfig.of(

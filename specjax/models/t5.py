@@ -8,12 +8,23 @@ et al. 2024 (Pile-T5); `t5x/examples/t5/network.py`; `transformers/models/t5`, `
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
 from specjax.models.config import ModelConfig, RelativePositions, Style
-from specjax.models.family import HEADS, Family, HFFields, Renaming, T, Vocabulary
+from specjax.models.family import (
+    HEADS,
+    Family,
+    Field,
+    HFFields,
+    Renaming,
+    T,
+    Vocabulary,
+    field,
+    only,
+)
 from specjax.models.layers import ACTIVATIONS
 from specjax.models.model import Seq2SeqLM
 
@@ -112,9 +123,7 @@ _ALIASES = {
 }
 
 
-# `activation` is the `feed_forward_proj` of a file that has none; `scales` says whether a tied head
-# scales its input.
-def _t5_from_hf(fields: HFFields, config: Any, activation: str, untied: bool, scales: bool) -> Any:
+def _check(fields: HFFields, _: Any) -> dict[str, Any]:
     for alias, name in _ALIASES.items():
         if fields.values.get(alias) not in (None, fields.values.get(name)):
             raise UserError(
@@ -122,52 +131,87 @@ def _t5_from_hf(fields: HFFields, config: Any, activation: str, untied: bool, sc
                 f"{fields.values.get(name)!r}, and transformers takes them for the same field; "
                 f"remove {alias}"
             )
-    fields.refuse("feed_forward_proj", tuple(_ACTIVATIONS), activation)
-    projection = fields.values.get("feed_forward_proj") or activation
+    fields.refuse("tie_encoder_decoder", (False,), False)
+    return {}
+
+
+def _read_activation(usual: str, fields: HFFields, _: Any) -> dict[str, Any]:
+    fields.refuse("feed_forward_proj", tuple(_ACTIVATIONS), usual)
+    projection = fields.values.get("feed_forward_proj") or usual
     # transformers saves these two; if a file has them, they have priority.
     gated = projection.startswith("gated-")
-    usual = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
-    for name, value in {"dense_act_fn": usual, "is_gated_act": gated}.items():
+    act = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    for name, value in {"dense_act_fn": act, "is_gated_act": gated}.items():
         if fields.values.get(name, value) != value:
             raise UserError(
                 f"{name}={fields.values[name]!r} contradicts feed_forward_proj={projection!r}; "
                 "correct or remove it"
             )
-    fields.refuse("tie_encoder_decoder", (False,), False)
+    return {"mlp_activations": _ACTIVATIONS[projection]}
+
+
+def _write_activation(config: T5Config) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    activation = names.get(config.mlp_activations)
+    if activation is None:
+        raise UserError(
+            f"mlp_activations={config.mlp_activations} must be an MLP of transformers' T5, "
+            f"{' or '.join(str(a) for a in names)}; or convert it to orbax"
+        )
+    return {"feed_forward_proj": activation}
+
+
+def _max_distance(fields: HFFields, name: str) -> int:
+    # Half of a decoder's buckets hold one distance each; the others follow.
     buckets = fields.whole("relative_attention_num_buckets", 32, least=4)
-    return config(
-        vocab_size=fields.whole("vocab_size"),
-        embed_dim=fields.whole("d_model"),
-        num_heads=fields.whole("num_heads"),
-        head_dim=fields.whole("d_kv"),
-        mlp_dim=fields.whole("d_ff"),
-        num_encoder_layers=fields.whole("num_layers"),
-        num_decoder_layers=fields.whole("num_decoder_layers", fields.whole("num_layers")),
-        mlp_activations=_ACTIVATIONS[projection],
-        norm_eps=fields.positive("layer_norm_epsilon", 1e-6),
-        relpos_buckets=buckets,
-        # Half of a decoder's buckets hold one distance each; the others follow.
-        relpos_max_distance=fields.whole(
-            "relative_attention_max_distance", 128, least=buckets // 2 + 1
+    return fields.whole(name, 128, least=buckets // 2 + 1)
+
+
+def _start(fields: HFFields, name: str) -> int:
+    return fields.whole(name, max(0, fields.whole("pad_token_id", 0, least=-1)), least=0)
+
+
+# `activation` is the `feed_forward_proj` of a file that has none, and `per_layer` says whether
+# transformers' network has a relative position bias per layer.
+def _fields(head: Field, activation: str, per_layer: bool = False) -> tuple[Field, ...]:
+    return (
+        Field(_check, lambda _: {"is_encoder_decoder": True}),
+        only(relpos_per_layer=per_layer),
+        Field(functools.partial(_read_activation, activation), _write_activation),
+        field("vocab_size", "vocab_size", HFFields.whole),
+        field("d_model", "embed_dim", HFFields.whole),
+        field("num_heads", "num_heads", HFFields.whole),
+        field("d_kv", "head_dim", HFFields.whole),
+        field("d_ff", "mlp_dim", HFFields.whole),
+        field("num_layers", "num_encoder_layers", HFFields.whole),
+        field(
+            "num_decoder_layers",
+            "num_decoder_layers",
+            lambda fields, name: fields.whole(name, fields.whole("num_layers")),
         ),
-        dropout_rate=fields.number("dropout_rate", 0.1),
-        decoder_start_token=fields.whole(
-            "decoder_start_token_id", max(0, fields.whole("pad_token_id", 0, least=-1)), least=0
-        ),
-        tie_embeddings=not untied,
-        scale_tied_logits=untied or scales,
+        field("layer_norm_epsilon", "norm_eps", HFFields.positive, 1e-6),
+        field("relative_attention_num_buckets", "relpos_buckets", HFFields.whole, 32, least=4),
+        field("relative_attention_max_distance", "relpos_max_distance", _max_distance),
+        field("dropout_rate", "dropout_rate", HFFields.number, 0.1),
+        field("decoder_start_token_id", "decoder_start_token", _start),
+        head,
     )
+
+
+# Whether a tied head scales its input.
+def _scales(config: T5Config) -> bool:
+    return config.tie_embeddings and config.scale_tied_logits
 
 
 # A head is tied unless the checkpoint's differs from the embedding. `scale_decoder_outputs`
 # (transformers 5) says whether a tied head scales its input; without it, as in 4.x, it does.
-def _from_hf(fields: HFFields) -> T5Config:
+def _read_head(fields: HFFields, _: Any) -> dict[str, bool]:
     name = "scale_decoder_outputs"
     if fields.values.get(name, ...) is None:  # as in transformers 5, which writes it
         fields = dataclasses.replace(fields, values={**fields.values, name: False})
     untied = _is_untied(fields)
     scales = fields.flag(name, fields.flag("tie_word_embeddings", True))
-    return _t5_from_hf(fields, T5Config, "relu", untied, scales)
+    return {"tie_embeddings": not untied, "scale_tied_logits": untied or scales}
 
 
 _SCALED_UNTIED = (
@@ -201,48 +245,10 @@ def _is_untied(fields: HFFields) -> bool:
     return True
 
 
-def _to_hf(config: T5Config) -> dict[str, Any]:
+def _write_head(config: T5Config) -> dict[str, bool]:
     # Only a tied head scales. 4.x scales every head that the file calls tied, so an equal head that
     # does not scale is called untied: this is right in 4.x and 5.x.
-    scales = config.tie_embeddings and config.scale_tied_logits
-    return {
-        **_t5_to_hf(config, per_layer=False),
-        "scale_decoder_outputs": scales,
-        "tie_word_embeddings": scales,
-    }
-
-
-# `per_layer` says whether transformers' network has a relative position bias per layer.
-def _t5_to_hf(config: T5Config, per_layer: bool) -> dict[str, Any]:
-    if config.relpos_per_layer != per_layer:
-        has, other = ("layer", "stack") if config.relpos_per_layer else ("stack", "layer")
-        kind = type(config).__name__.removesuffix("Config")
-        raise UserError(
-            f"this model has a relative position bias per {has} (relpos_per_layer), but "
-            f"transformers' {kind} has a bias per {other}; convert it to orbax"
-        )
-    names = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
-    activation = names.get(config.mlp_activations)
-    if activation is None:
-        raise UserError(
-            f"mlp_activations={config.mlp_activations} must be an MLP of transformers' T5, "
-            f"{' or '.join(str(a) for a in names)}; or convert it to orbax"
-        )
-    return {
-        "d_model": config.embed_dim,
-        "d_kv": config.head_dim,
-        "d_ff": config.mlp_dim,
-        "num_heads": config.num_heads,
-        "num_layers": config.num_encoder_layers,
-        "num_decoder_layers": config.num_decoder_layers,
-        "feed_forward_proj": activation,
-        "layer_norm_epsilon": config.norm_eps,
-        "relative_attention_num_buckets": config.relpos_buckets,
-        "relative_attention_max_distance": config.relpos_max_distance,
-        "dropout_rate": config.dropout_rate,
-        "decoder_start_token_id": config.decoder_start_token,
-        "is_encoder_decoder": True,
-    }
+    return dict.fromkeys(("scale_decoder_outputs", "tie_word_embeddings"), _scales(config))
 
 
 def _attention(hf: str, path: str) -> list[Renaming]:
@@ -348,8 +354,7 @@ T5 = _t5_family(
     "t5",
     config=T5Config,
     architectures=("T5ForConditionalGeneration", "T5WithLMHeadModel"),
-    from_hf=_from_hf,
-    to_hf=_to_hf,
+    fields=_fields(Field(_read_head, _write_head), "relu"),
     presets={
         **_sizes(T5Config, 32_128, "t5_v1_1"),
         **_sizes(T5Config, 384, "byt5", sizes=_BYT5_SIZES),
@@ -364,7 +369,7 @@ class MT5Config(T5Config):
 
 # Only a head that differs from the embedding is untied. transformers 4 scales the input of a head
 # that the file calls tied, and transformers 5 never scales: a file that does not say is refused.
-def _mt5_from_hf(fields: HFFields) -> MT5Config:
+def _read_mt5_head(fields: HFFields, _: Any) -> dict[str, bool]:
     untied = fields.head == "separate"
     said_tied = fields.flag("tie_word_embeddings", True)
     if fields.head is None and not said_tied:
@@ -381,25 +386,24 @@ def _mt5_from_hf(fields: HFFields) -> MT5Config:
         )
     if untied and scales:
         raise UserError(_SCALED_UNTIED)
-    return _t5_from_hf(fields, MT5Config, "gated-gelu", untied, bool(scales))
+    return {"tie_embeddings": not untied, "scale_tied_logits": untied or bool(scales)}
 
 
-def _mt5_to_hf(config: MT5Config) -> dict[str, Any]:
-    if config.tie_embeddings and config.scale_tied_logits:
+def _write_mt5_head(config: MT5Config) -> dict[str, bool]:
+    if _scales(config):
         raise UserError(
             "this model scales the logits of a tied head (scale_tied_logits), which transformers' "
             "mT5 does not do; convert it to orbax"
         )
     # A tied head is written as an equal one: 4.x would scale a tied one.
-    return {**_t5_to_hf(config, per_layer=False), "tie_word_embeddings": False}
+    return {"tie_word_embeddings": False}
 
 
 MT5 = _t5_family(
     "mt5",
     config=MT5Config,
     architectures=("MT5ForConditionalGeneration",),
-    from_hf=_mt5_from_hf,
-    to_hf=_mt5_to_hf,
+    fields=_fields(Field(_read_mt5_head, _write_mt5_head), "gated-gelu"),
     presets=_sizes(MT5Config, 250_112, "mt5"),
 )
 
@@ -413,19 +417,13 @@ class UMT5Config(T5Config):
 
 # As in transformers 4, a head scales its input if the file calls it tied. transformers 5 scales the
 # logits of every UMT5 by `d_model ** -0.5`, also those of untied heads, which were trained without.
-def _umt5_from_hf(fields: HFFields) -> UMT5Config:
+def _read_umt5_head(fields: HFFields, _: Any) -> dict[str, bool]:
     scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     version = str(fields.values.get("transformers_version") or "4").split(".")[0]
     # transformers 5 calls every head tied, and writes those that are not.
     rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "separate"
     untied = True if rewritten else _is_untied(fields)
-    return _t5_from_hf(fields, UMT5Config, "gated-gelu", untied, scales)
-
-
-def _umt5_to_hf(config: UMT5Config) -> dict[str, Any]:
-    # An equal head that does not scale is called untied.
-    scales = config.tie_embeddings and config.scale_tied_logits
-    return {**_t5_to_hf(config, per_layer=True), "tie_word_embeddings": scales}
+    return {"tie_embeddings": not untied, "scale_tied_logits": untied or scales}
 
 
 UMT5 = _t5_family(
@@ -433,8 +431,12 @@ UMT5 = _t5_family(
     config=UMT5Config,
     architectures=("UMT5ForConditionalGeneration",),
     names=_names(per_layer=True),
-    from_hf=_umt5_from_hf,
-    to_hf=_umt5_to_hf,
+    fields=_fields(
+        # An equal head that does not scale is called untied.
+        Field(_read_umt5_head, lambda config: {"tie_word_embeddings": _scales(config)}),
+        "gated-gelu",
+        per_layer=True,
+    ),
     presets={
         **_sizes(UMT5Config, 256_384, "umt5", "small base xl xxl"),
         **_sizes(UMT5Config, 32_128, "pile_t5", "base large xl xxl"),

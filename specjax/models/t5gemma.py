@@ -13,7 +13,7 @@ from typing import Any
 from specjax.errors import UserError
 from specjax.models.config import Style
 from specjax.models.decoder_only import ROPE_PARTS
-from specjax.models.family import HEADS, MLP, Family, HFFields, Nested, Renaming, T
+from specjax.models.family import HEADS, MLP, Family, Field, HFFields, Nested, Renaming, T, field
 from specjax.models.gemma import GEMMA2, GEMMA3, Gemma2Config, Gemma3Config
 from specjax.models.model import Seq2SeqLM
 
@@ -60,11 +60,17 @@ def _encoder_of(config: Any) -> Any:
     return config.encoder.replace(**{field: getattr(config, field) for field in shared})
 
 
-# The first token of the decoder: `decoder_start_token_id`, else bos.
-def _start(fields: HFFields, decoder: HFFields) -> int:
+def _start(fields: HFFields, name: str) -> int:
+    decoder = HFFields(fields.objects("decoder"))
     stated = fields if "bos_token_id" in fields.values else decoder
-    bos = stated.whole("bos_token_id", 2, least=0)
-    return fields.whole("decoder_start_token_id", bos, least=0)
+    return fields.whole(name, stated.whole("bos_token_id", 2, least=0), least=0)
+
+
+_COMMON = (
+    field("decoder_start_token_id", "decoder_start_token", _start),
+    Field(write=lambda _: {"is_encoder_decoder": True, "dropout_rate": 0.0}),
+    field("tie_word_embeddings", "tie_embeddings", HFFields.flag, True),
+)
 
 
 def _check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
@@ -76,16 +82,14 @@ def _check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
         )
 
 
-def _from_hf(fields: HFFields) -> T5GemmaConfig:
+def _read(fields: HFFields, _: Any) -> dict[str, Any]:
     parts = [fields.part(name, "t5_gemma_module") for name in ("encoder", "decoder")]
     stacks: list[Any] = [
         HFFields({**_DEFAULTS, **part.values}, part.name).read(GEMMA2.from_hf) for part in parts
     ]
     encoder, decoder = stacks
     _check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
-    values = {**vars(decoder), "tie_embeddings": fields.flag("tie_word_embeddings", True)}
-    start = _start(fields, parts[1])
-    return T5GemmaConfig(**values, encoder=encoder, decoder_start_token=start)
+    return {**vars(decoder), "encoder": encoder}
 
 
 # transformers' values for fields that a file leaves out.
@@ -100,22 +104,18 @@ _DEFAULTS = {
 }
 
 
-def _to_hf(config: T5GemmaConfig) -> dict[str, Any]:
-    def stack(sizes: Gemma2Config, is_decoder: bool) -> dict[str, Any]:
-        return {
-            **GEMMA2.to_hf(sizes),
-            "model_type": "t5_gemma_module",
-            "vocab_size": config.vocab_size,
-            "is_decoder": is_decoder,
-        }
-
+def _write(config: T5GemmaConfig) -> dict[str, Any]:
+    stacks = {"encoder": config.encoder, "decoder": config}
     return {
-        "encoder": stack(config.encoder, False),
-        "decoder": stack(config, True),
-        "decoder_start_token_id": config.decoder_start_token,
-        "is_encoder_decoder": True,
-        "dropout_rate": 0.0,
-        "tie_word_embeddings": config.tie_embeddings,
+        "vocab_size": config.vocab_size,
+        **{
+            name: {
+                **GEMMA2.to_hf(stack),
+                "model_type": "t5_gemma_module",
+                "is_decoder": stack is config,
+            }
+            for name, stack in stacks.items()
+        },
     }
 
 
@@ -189,8 +189,7 @@ T5GEMMA = Family(
         *_stack_names("model.decoder", "decoder", "self_attention"),
         Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
     ),
-    from_hf=_from_hf,
-    to_hf=_to_hf,
+    fields=(Field(_read, _write), *_COMMON),
     unused=r"model\.(encoder|decoder)\.rotary_emb\.inv_freq",
     # Source: `gemma/research/t5gemma/config.py` of google-deepmind/gemma.
     presets={
@@ -254,7 +253,7 @@ class T5Gemma2Config(Gemma3Config):
         return dataclasses.replace(style, windows=windows, eoi_token=self.eoi_token)
 
 
-def _from_hf_2(fields: HFFields) -> T5Gemma2Config:
+def _read_2(fields: HFFields, _: Any) -> dict[str, Any]:
     outer = fields.part("encoder", "t5gemma2_encoder")
     inner = fields.part("decoder", "t5gemma2_decoder")
     text = outer.read(lambda fields: fields.part("text_config", "t5gemma2_text"))
@@ -262,12 +261,8 @@ def _from_hf_2(fields: HFFields) -> T5Gemma2Config:
     decoder: Any = inner.read(GEMMA3.from_hf)
     _check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
     fields.refuse("tie_word_embeddings", (True,), True)
-    return T5Gemma2Config(
-        **{**vars(decoder), "tie_embeddings": True},
-        encoder=encoder,
-        decoder_start_token=_start(fields, inner),
-        eoi_token=outer.whole("eoi_token_index", 256_000, least=0),
-    )
+    eoi = outer.whole("eoi_token_index", 256_000, least=0)
+    return {**vars(decoder), "encoder": encoder, "eoi_token": eoi}
 
 
 # The smallest vision model: transformers always makes one.
@@ -283,27 +278,21 @@ _VISION = {
 }
 
 
-def _to_hf_2(config: T5Gemma2Config) -> dict[str, Any]:
-    shared = {"vocab_size": config.vocab_size, "tie_word_embeddings": True}
+def _write_2(config: T5Gemma2Config) -> dict[str, Any]:
+    tied, eoi = {"tie_word_embeddings": True}, {"eoi_token_index": config.eoi_token}
+    text, decoder = (GEMMA3.to_hf(stack) | tied for stack in (config.encoder, config))
     return {
+        "vocab_size": config.vocab_size,
         "encoder": {
             "model_type": "t5gemma2_encoder",
-            "text_config": {
-                **GEMMA3.to_hf(config.encoder),
-                **shared,
-                "model_type": "t5gemma2_text",
-            },
+            "text_config": {**text, "model_type": "t5gemma2_text"},
             "vision_config": dict(_VISION),
             "mm_tokens_per_image": 1,
-            "eoi_token_index": config.eoi_token,
-            "tie_word_embeddings": True,
+            **eoi,
+            **tied,
         },
-        "decoder": {**GEMMA3.to_hf(config), **shared, "model_type": "t5gemma2_decoder"},
-        "decoder_start_token_id": config.decoder_start_token,
-        "eoi_token_index": config.eoi_token,
-        "is_encoder_decoder": True,
-        "dropout_rate": 0.0,
-        "tie_word_embeddings": True,
+        "decoder": {**decoder, "model_type": "t5gemma2_decoder"},
+        **eoi,
     }
 
 
@@ -327,8 +316,7 @@ T5GEMMA2 = Family(
         *_stack_names("model.decoder", "decoder", "self_attention", qk_norms=True),
         Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
     ),
-    from_hf=_from_hf_2,
-    to_hf=_to_hf_2,
+    fields=(Field(_read_2, _write_2), *_COMMON),
     copies=("model.decoder.embed_tokens.weight",),
     second_copies={"model.decoder.embed_tokens.eoi_embedding": _EOI},
     nested=Nested(

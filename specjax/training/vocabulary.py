@@ -11,7 +11,8 @@ from typing import Any
 import sentencepiece
 
 from specjax.errors import UserError
-from specjax.models import FAMILIES, Vocabulary
+from specjax.models import FAMILIES
+from specjax.models.family import Vocabulary
 from specjax.tokenizers.load import keep_sentinels, load_tokenizer
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
