@@ -117,7 +117,7 @@ class Network:
         cross = isinstance(config, T5Config)
         assert isinstance(config, T5Config | DecoderOnlyConfig)
         style = config.style
-        readers = Counter(style.sources or style.cached)
+        readers = Counter(i if x.source is None else x.source for i, x in enumerate(style.layers))
         read = model.params_read(1)
         read_bytes = expert_bytes = 0
         for name in read:
@@ -131,7 +131,7 @@ class Network:
             stored=model.num_params(),
             read=sum(read.values()),
             read_bytes=read_bytes,
-            routing=next(filter(None, style.routings), None),
+            routing=next((x.routing for x in style.layers if x.routing), None),
             expert_bytes=expert_bytes,
             layers=config.num_decoder_layers if isinstance(config, T5Config) else config.num_layers,
             sums=3 if cross else 2,

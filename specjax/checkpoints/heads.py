@@ -298,7 +298,7 @@ def _config(
             "proposal_methods": [method],
             "verifier": verifier,
         },
-        "num_target_layers": len(theirs.style.windows),
+        "num_target_layers": len(theirs.style.layers),
         "dtype": dtype.name,
         "tie_word_embeddings": False,
         **kind.to_hf(head, inner),

@@ -1,7 +1,7 @@
 """Networks with a ragged cache; families share a file by maker (T5, Llama, Qwen, ...)."""
 
 from specjax.models.cache import CacheEntries, RaggedCache
-from specjax.models.config import DecoderOnlyConfig, ModelConfig, RelativePositions, Style
+from specjax.models.config import DecoderOnlyConfig, LayerSpec, ModelConfig, Style
 from specjax.models.families import (
     FAMILIES,
     PRESETS,
@@ -32,12 +32,12 @@ __all__ = [
     "HFFields",
     "Int8Embedding",
     "Int8Weight",
+    "LayerSpec",
     "Llama3RopeScaling",
     "LlamaConfig",
     "Model",
     "ModelConfig",
     "RaggedCache",
-    "RelativePositions",
     "Seq2SeqLM",
     "StoredWeight",
     "Style",

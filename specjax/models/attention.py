@@ -59,7 +59,7 @@ class Attention(nn.Module):
     """Multi-head attention with grouped queries.
 
     Attributes:
-      keyed_values: see `Style.keyed_values`.
+      keyed_values: see `LayerSpec.keyed_values`.
     """
 
     config: ModelConfig

@@ -12,7 +12,7 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/self_attention/sinks (H,)                              `Style.sinks` only
     decoder/layers_i/self_attention/{query,key}_norm/scale                  `Style.qk_norms` only
     decoder/layers_i/self_attention/out/kernel (H·D, E)
-    decoder/layers_i/delta/{query,key,value,gate,beta,decay,out}/kernel     `Style.deltas` only,
+    decoder/layers_i/delta/{query,key,value,gate,beta,decay,out}/kernel     `LayerSpec.delta` only,
     decoder/layers_i/delta/{query,key,value}_conv/kernel (channels, 1, W)   in place of
     decoder/layers_i/delta/{log_rate,rate_bias} (value heads,)              self_attention
     decoder/layers_i/delta/norm/scale
@@ -20,7 +20,7 @@ are T5X's (unscanned); decoder-only networks use similar names:
     decoder/layers_i/mlp/{wi_0,wi_1}/kernel (E, M)                          gate, up
     decoder/layers_i/mlp/wo/kernel (M, E)
     decoder/layers_i/mlp/{router (E, X), wi_0, wi_1 (X, E, M), wo (X, M, E)}
-                                                        with X experts: `Style.routings`
+                                                        with X experts: `LayerSpec.routing`
     decoder/layers_i/mlp/{router_bias (X,), {wi_0,wi_1}_bias (X, M), wo_bias (X, E)}
                                                         `Routing.biases` only
     decoder/layers_i/mlp/{shared/{wi_0,wi_1,wo}/kernel, shared_gate (E, 1)}
@@ -129,21 +129,34 @@ class Routing(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What may differ between the layers of a stack, apart from sizes.
+
+    Attributes:
+      window: the number of positions that a query sees; None for all. In an encoder, the numbers of
+        positions before and after the query.
+      rope: D // 2 rotary frequencies in radians per position, or fewer, for the first dimensions of
+        a head; None: no rotation.
+      delta: the gated delta network in place of attention.
+      routing: its experts; None for a single block.
+      source: the earlier layer whose keys and values it attends to; None: its own.
+      keyed_values: whether its values are what its key kernel makes.
+    """
+
+    window: int | tuple[int, int] | None = None
+    rope: tuple[float, ...] | None = None
+    delta: DeltaSizes | None = None
+    routing: Routing | None = None
+    source: int | None = None
+    keyed_values: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Style:
     """How a stack of layers computes, apart from its sizes. Families differ here.
 
     Attributes:
       activations: of the feed-forward block, one per input projection; the outputs are multiplied.
-      deltas: for each layer, the gated delta network that it has in place of attention, or None;
-        empty: all layers have attention.
-      routings: for each layer, its experts, or None for a single block; empty: no experts.
-      sources: for each layer, the one whose keys and values it attends to, itself or one before it;
-        empty: each has its own.
-      keyed_values: for each layer, whether its values are what its key kernel makes; empty: none.
-      windows: for each layer, the number of positions that a query sees; None for all. In an
-        encoder, the numbers of positions before and after the query.
-      ropes: for each layer, D // 2 rotary frequencies in radians per position, or fewer, for the
-        first dimensions of a head; None: no rotation.
       rope_scale: the factor of the cosines and sines of the rotations.
       most_positions: the longest text that the rotations are for; None for any.
       query_scale: the factor of the attention logits; at 1 the initial query kernel is divided by
@@ -177,12 +190,7 @@ class Style:
     """
 
     activations: tuple[str, ...]
-    deltas: tuple[DeltaSizes | None, ...] = ()
-    routings: tuple[Routing | None, ...] = ()
-    sources: tuple[int, ...] = ()
-    keyed_values: tuple[bool, ...] = ()
-    windows: tuple[int | tuple[int, int] | None, ...]
-    ropes: tuple[tuple[float, ...] | None, ...]
+    layers: tuple[LayerSpec, ...]
     relative: RelativePositions | None = None
     rope_scale: float = 1.0
     most_positions: int | None = None
@@ -212,8 +220,20 @@ class Style:
     @property
     def cached(self) -> tuple[int, ...]:
         """The layers that make keys and values, in the order of the cache."""
-        own = (i for i in range(len(self.windows)) if not self.sources or self.sources[i] == i)
-        return tuple(i for i in own if not self.deltas or self.deltas[i] is None)
+        layers = enumerate(self.layers)
+        return tuple(i for i, x in layers if x.source is None and x.delta is None)
+
+    @property
+    def deltas(self) -> tuple[DeltaSizes, ...]:
+        """Those of the layers that have one."""
+        return tuple(x.delta for x in self.layers if x.delta is not None)
+
+
+def with_layers(style: Style, changes: Iterable[Mapping[str, Any]]) -> Style:
+    """The style with the changes of each layer."""
+    pairs = zip(style.layers, changes, strict=True)
+    layers = tuple(dataclasses.replace(layer, **change) for layer, change in pairs)
+    return dataclasses.replace(style, layers=layers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

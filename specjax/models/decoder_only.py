@@ -1,13 +1,13 @@
 """What decoder-only families share: Llama's style, names and fields, and windows by layer."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, Routing, Style
+from specjax.models.config import DecoderOnlyConfig, LayerSpec, Routing, Style, with_layers
 from specjax.models.family import (
     HEADS,
     MLP,
@@ -68,7 +68,9 @@ class RotaryConfig(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        return llama_style(self, windows=self.windows, **self.differences)
+        rope = llama_rope(self)
+        layers = [LayerSpec(window=window, rope=rope) for window in self.windows]
+        return llama_style(self, layers, **self.differences)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,9 +119,10 @@ class WithExperts(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        layers = range(self.num_layers)
-        routings = (None if layer in self.dense_layers else self.routing for layer in layers)
-        return dataclasses.replace(super().style, routings=tuple(routings))  # type: ignore[safe-super]
+        style = super().style  # type: ignore[safe-super]
+        sparse = {"routing": self.routing}
+        changes = ({} if i in self.dense_layers else sparse for i in range(self.num_layers))
+        return with_layers(style, changes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,20 +142,20 @@ def _check_types(types: Any, count: int) -> None:
         raise UserError(f"layer_types has {len(types)} names, but there are {count} layers")
 
 
-def llama_style(config: Any, rotated: int | None = None, **changes: Any) -> Style:
-    """Llama's style with changes, for a configuration with `rope_theta`.
-
-    The first `rotated` dimensions of a head are rotated, all by default.
-    """
-    scaling = getattr(config, "rope_scaling", None)
+def llama_rope(config: Any, rotated: int | None = None) -> tuple[float, ...]:
+    """The frequencies of the first `rotated` dimensions of a head, by default of all."""
+    scaling = config.rope_scaling
     frequencies = scaling.frequencies if scaling is not None else rope_frequencies
-    rope = tuple(
-        frequencies(rotated or config.head_dim, config.rope_theta).astype(np.float32).tolist()
-    )
+    rope = frequencies(rotated or config.head_dim, config.rope_theta)
+    return tuple(rope.astype(np.float32).tolist())
+
+
+def llama_style(config: Any, layers: Iterable[LayerSpec], **changes: Any) -> Style:
+    """Llama's style with changes."""
+    scaling = config.rope_scaling
     fields: dict[str, Any] = {
         "activations": ("silu", "linear"),
-        "windows": (None,) * config.num_layers,
-        "ropes": (rope,) * config.num_layers,
+        "layers": tuple(layers),
         "rope_scale": 1.0 if scaling is None else scaling.attention_factor,
         "most_positions": getattr(scaling, "most_positions", None),
         "query_scale": config.head_dim**-0.5,
@@ -337,15 +340,9 @@ def rope(
     return Field(read, write)
 
 
-def rotary_fields(
-    fixed: Constants,
-    longest: int,
-    theta: float = 10_000.0,
-    scaling: Callable[..., RopeScaling | None] = scaling_from_hf,
-    **others: Any,
-) -> tuple[Field, ...]:
+def rotary_fields(fixed: Constants, rotation: Field, **others: Any) -> tuple[Field, ...]:
     """The fields of a Llama: see `constants`, `rope`, and `sizes` for the others."""
-    return constants(fixed), *sizes(**others), rope(longest, theta, scaling)
+    return constants(fixed), *sizes(**others), rotation
 
 
 def experts(count: int, used: int, name: str = "num_experts") -> tuple[Field, ...]:

@@ -296,11 +296,7 @@ class Family:
         return self.config(**ours)
 
     def to_hf(self, config: ModelConfig) -> dict[str, Any]:
-        """The fields of a `config.json`, without dtypes and special ids.
-
-        Raises:
-          UserError: transformers has no such network.
-        """
+        """Its fields, without dtypes and special ids; refuses what transformers has not."""
         return {name: x for line in self.fields for name, x in line.write(config).items()}
 
     def hf_name(self, path: str) -> Renaming:

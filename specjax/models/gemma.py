@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.config import DecoderOnlyConfig, LayerSpec, Style
 from specjax.models.decoder_only import (
     FULL,
     ROPE_PARTS,
@@ -25,12 +25,13 @@ from specjax.models.decoder_only import (
     RotaryConfig,
     decoder_only_family,
     decoder_only_names,
+    llama_rope,
     llama_style,
+    rope,
     rope_from_hf,
     rotary_fields,
     sizes,
     types_by_number,
-    types_of_layers,
     windows,
 )
 from specjax.models.family import (
@@ -72,11 +73,12 @@ class Gemma2Config(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        layers = range(self.num_layers)
+        rope, own = llama_rope(self), self.sliding_window
+        windows = (None if i % 2 else own for i in range(self.num_layers))
         return llama_style(
             self,
+            [LayerSpec(window=window, rope=rope) for window in windows],
             **shared_style(self.embed_dim),
-            windows=tuple(None if i % 2 else self.sliding_window for i in layers),
             query_scale=self.query_pre_attn_scalar**-0.5,
             post_norms=True,
             attn_softcap=self.attn_logit_softcap,
@@ -184,7 +186,7 @@ GEMMA2 = decoder_only_family(
     names=_NAMES,
     fields=(
         *rotary_fields(
-            CONSTANTS, 8_192, tie_word_embeddings=True, head_dim=256, num_key_value_heads=4
+            CONSTANTS, rope(8_192), tie_word_embeddings=True, head_dim=256, num_key_value_heads=4
         ),
         Field(_check_gemma2, lambda _: {"hidden_act": "gelu_pytorch_tanh"}),
         _ONE_DIRECTION,
@@ -217,7 +219,7 @@ class GemmaConfig(RotaryConfig):
         return dataclasses.replace(super().style, **shared_style(self.embed_dim))
 
 
-_GEMMA1_CONSTANTS: Constants = {
+_GEMMA1: Constants = {
     # "gelu" has always meant the tanh approximation here.
     "hidden_act": ("gelu_pytorch_tanh", "gelu"),
     "hidden_activation": ("gelu_pytorch_tanh", None),
@@ -233,10 +235,7 @@ GEMMA = decoder_only_family(
     fields=(
         _ONE_DIRECTION,
         *rotary_fields(
-            *(_GEMMA1_CONSTANTS, 8_192),
-            tie_word_embeddings=True,
-            num_key_value_heads=16,
-            head_dim=256,
+            _GEMMA1, rope(8_192), tie_word_embeddings=True, num_key_value_heads=16, head_dim=256
         ),
         only(sliding_window=None),
     ),
@@ -279,11 +278,12 @@ class Gemma3Config(RotaryConfig):
     def style(self) -> Style:
         every = rope_frequencies(self.head_dim, self.rope_theta) / np.float32(self.rope_factor)
         local = rope_frequencies(self.head_dim, self.local_rope_theta)
-        ropes = {FULL: tuple(every.tolist()), SLIDING: tuple(local.tolist())}
-        return dataclasses.replace(
-            super().style,
+        full = LayerSpec(rope=tuple(every.tolist()))
+        sliding = LayerSpec(rope=tuple(local.tolist()), window=self.sliding_window)
+        return llama_style(
+            self,
+            [full if window is None else sliding for window in self.windows],
             **shared_style(self.embed_dim),
-            ropes=tuple(ropes[kind] for kind in types_of_layers(self)),
             query_scale=self.query_pre_attn_scalar**-0.5,
             qk_norms="head",
             post_norms=True,

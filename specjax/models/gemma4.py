@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from specjax.errors import UserError
-from specjax.models.config import Routing, Style
+from specjax.models.config import LayerSpec, Routing, Style
 from specjax.models.decoder_only import (
     FULL,
     SLIDING,
     RotaryConfig,
     decoder_only_family,
     decoder_only_names,
+    llama_style,
     sizes,
     types_by_number,
-    types_of_layers,
     windows,
 )
 from specjax.models.family import Field, HFFields, Nested, Renaming, T, constants, field
@@ -129,24 +129,25 @@ class Gemma4Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        width, windows, layers = self.global_head_dim, self.windows, range(self.num_layers)
+        width, windows, first = self.global_head_dim, self.windows, self._first_shared
         every = rope_frequencies(width, self.rope_theta) / np.float32(self.rope_factor)
         every[int(self.partial_rotary_factor * width // 2) :] = 0.0
         local = rope_frequencies(self.head_dim, self.local_rope_theta)
-        ropes = {FULL: tuple(every.tolist()), SLIDING: tuple(local.tolist())}
-        own = {window: i for i, window in enumerate(windows[: self._first_shared])}
-        sources = [i if i < self._first_shared else own[windows[i]] for i in layers]
         routing = None
         if self.num_experts and self.num_experts_per_tok and self.expert_dim:
             sizes = self.num_experts, self.num_experts_per_tok, self.expert_dim
             routing = Routing(*sizes, renormalised=True, beside_mlp=True)
-        return dataclasses.replace(
-            super().style,
+        full = LayerSpec(
+            rope=tuple(every.tolist()), routing=routing, keyed_values=self.keys_are_values
+        )
+        sliding = LayerSpec(rope=tuple(local.tolist()), routing=routing, window=self.sliding_window)
+        layers = [full if window is None else sliding for window in windows]
+        own = {layer: i for i, layer in enumerate(layers[:first])}
+        layers[first:] = [dataclasses.replace(x, source=own[x]) for x in layers[first:]]
+        return llama_style(
+            self,
+            layers,
             **{**shared_style(self.embed_dim), "plus_one_norms": False},
-            ropes=tuple(ropes[kind] for kind in types_of_layers(self)),
-            routings=(routing,) * self.num_layers if routing else (),
-            sources=tuple(sources) if self.num_shared_layers else (),
-            keyed_values=tuple(self.keys_are_values and window is None for window in windows),
             query_scale=1.0,
             qk_norms="head",
             value_norms=True,

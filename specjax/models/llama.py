@@ -7,12 +7,14 @@ import dataclasses
 import functools
 from typing import Any
 
-from specjax.models.config import DecoderOnlyConfig, Style
+from specjax.models.config import DecoderOnlyConfig, LayerSpec, Style
 from specjax.models.decoder_only import (
     NO_BIASES,
     ROPE_PARTS,
     decoder_only_family,
+    llama_rope,
     llama_style,
+    rope,
     rotary_fields,
 )
 from specjax.models.family import VERBATIM, Vocabulary
@@ -31,7 +33,7 @@ class LlamaConfig(DecoderOnlyConfig):
 
     @property
     def style(self) -> Style:
-        return llama_style(self)
+        return llama_style(self, (LayerSpec(rope=llama_rope(self)),) * self.num_layers)
 
 
 def _llama3(*sizes: int, factor: float | None = None, **others: Any) -> LlamaConfig:
@@ -51,7 +53,7 @@ LLAMA = decoder_only_family(
     config=LlamaConfig,
     architectures=("LlamaForCausalLM", "LLaMAForCausalLM"),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    fields=rotary_fields(NO_BIASES, 4096),
+    fields=rotary_fields(NO_BIASES, rope(4096)),
     presets={
         "llama2_7b": _llama2(4_096, 32, 32, 128, 11_008, 32),
         "llama2_13b": _llama2(5_120, 40, 40, 128, 13_824, 40),

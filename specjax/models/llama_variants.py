@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config import Style
+from specjax.models.config import Routing, Style, with_layers
 from specjax.models.decoder_only import (
     EXPERTS_NAMES,
     FULL,
@@ -33,6 +33,7 @@ from specjax.models.decoder_only import (
     decoder_only_names,
     experts,
     names_of_experts,
+    rope,
     rotary_fields,
     types_by_number,
     windows,
@@ -49,12 +50,12 @@ class MistralConfig(RotaryConfig):
 
 
 # The fields that Mistral and Phi 3 share.
-def _windowed(window: int | None, longest: int, **options: Any) -> tuple[Field, ...]:
+def _windowed(window: int | None, rotation: Field, **absent: Any) -> tuple[Field, ...]:
     return (
         # transformers reads layers of several types in other classes.
         constants({"layer_types": (None,)}, written=False),
         only(layer_types=()),
-        *rotary_fields(SILU, longest, **options),
+        *rotary_fields(SILU, rotation, **absent),
         field("sliding_window", "sliding_window", lambda fields, _: fields.window(window)),
     )
 
@@ -66,7 +67,7 @@ MISTRAL = decoder_only_family(
     config=MistralConfig,
     architectures=("MistralForCausalLM",),
     special_ids={"eos_token_id": 2, "bos_token_id": 1},
-    fields=_windowed(4_096, 32_768, num_key_value_heads=8),
+    fields=_windowed(4_096, rope(32_768), num_key_value_heads=8),
     presets={
         "mistral_7b_v0.1": _mistral_size(
             32_000, 4_096, 32, 8, 128, 14_336, 32, rope_theta=1e4, sliding_window=4_096
@@ -103,7 +104,7 @@ MIXTRAL = decoder_only_family(
         *LLAMA_NAMES,
     ),
     fields=(
-        *_windowed(None, 32_768, theta=1e6, num_key_value_heads=8, rms_norm_eps=1e-5),
+        *_windowed(None, rope(32_768, 1e6), num_key_value_heads=8, rms_norm_eps=1e-5),
         *experts(8, 2, "num_local_experts"),
         _EXPERTS_ALONE,
         only(renormalised=True),
@@ -152,7 +153,7 @@ PHI3 = decoder_only_family(
         *LLAMA_NAMES,
     ),
     fields=(
-        *_windowed(None, 4_096, scaling=longrope_from_hf, rms_norm_eps=1e-5),
+        *_windowed(None, rope(4_096, scaling=longrope_from_hf), rms_norm_eps=1e-5),
         Field(write=_original_positions),
     ),
     presets={
@@ -185,7 +186,7 @@ OLMO2 = decoder_only_family(
             "post_feedforward_layernorm": "post_mlp_layer_norm",
         }
     ),
-    fields=(*rotary_fields(UNBIASED, 4_096, rms_norm_eps=1e-5), only(sliding_window=None)),
+    fields=(*rotary_fields(UNBIASED, rope(4_096), rms_norm_eps=1e-5), only(sliding_window=None)),
     presets={
         "olmo2_1b": _olmo2_size(2_048, 16, 16, 128, 8_192, 16),
         "olmo2_7b": _olmo2_size(4_096, 32, 32, 128, 11_008, 32),
@@ -211,7 +212,7 @@ OLMOE = decoder_only_family(
     special_ids={"eos_token_id": 50_279, "pad_token_id": 1},
     names=EXPERTS_NAMES,
     fields=(
-        *rotary_fields({**UNBIASED, "clip_qkv": (None,)}, 4_096, rms_norm_eps=1e-5),
+        *rotary_fields({**UNBIASED, "clip_qkv": (None,)}, rope(4_096), rms_norm_eps=1e-5),
         *experts(64, 8),
         field("norm_topk_prob", "renormalised", HFFields.flag, False),
         _EXPERTS_ALONE,
@@ -249,10 +250,8 @@ class SmolLM3Config(RotaryConfig):
 
     @property
     def style(self) -> Style:
-        style = super().style
         rotated = self.rotated or _every_fourth(self.num_layers)
-        ropes = (rope if on else None for rope, on in zip(style.ropes, rotated, strict=True))
-        return dataclasses.replace(style, ropes=tuple(ropes))
+        return with_layers(super().style, ({} if on else {"rope": None} for on in rotated))
 
 
 def _every_fourth(count: int, interval: int = 4) -> tuple[bool, ...]:
@@ -294,7 +293,7 @@ SMOLLM3 = decoder_only_family(
     special_ids={"eos_token_id": 128_001, "pad_token_id": 128_004, "bos_token_id": 128_000},
     fields=(
         *rotary_fields(
-            NO_BIASES, 65_536, theta=2e6, tie_word_embeddings=True, num_key_value_heads=4
+            NO_BIASES, rope(65_536, 2e6), tie_word_embeddings=True, num_key_value_heads=4
         ),
         Field(_read_rotated, _write_rotated),
         windows(_usual_types, None, flagged=True),
@@ -323,10 +322,8 @@ class GptOssConfig(ExpertsConfig):
     }
 
     @property
-    def style(self) -> Style:
-        style = super().style
-        routings = (routing and routing._replace(biases=True) for routing in style.routings)
-        return dataclasses.replace(style, routings=tuple(routings))
+    def routing(self) -> Routing:
+        return super().routing._replace(biases=True)
 
 
 _GPT_OSS: Constants = {
@@ -387,7 +384,7 @@ GPT_OSS = decoder_only_family(
     ),
     fields=(
         Field(_check_rope),
-        *rotary_fields(_GPT_OSS, 131_072, theta=150_000.0, any_heads=True, rms_norm_eps=1e-5),
+        *rotary_fields(_GPT_OSS, rope(131_072, 150_000.0), any_heads=True, rms_norm_eps=1e-5),
         *experts(128, 4, "num_local_experts"),
         windows(lambda _, ours: types_by_number(ours["num_layers"], 2), 128),
         _EXPERTS_ALONE,

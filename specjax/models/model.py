@@ -91,7 +91,7 @@ class Model(LanguageModel, abc.ABC):
         return False
 
     def reading(self, boundaries: tuple[int, ...]) -> "Model":
-        assert max(boundaries) <= len(self.config.style.windows) + 1
+        assert max(boundaries) <= len(self.config.style.layers) + 1
         return dataclasses.replace(self, boundaries=boundaries)
 
     @abc.abstractmethod
@@ -144,10 +144,10 @@ class Model(LanguageModel, abc.ABC):
 
     def axis_units(self) -> dict[str, int]:
         # Heads. Common to all layers, and to the heads of the encoder and the decoder.
-        layers = (self.config.of_layer(i) for i in range(len(self.config.style.windows)))
+        layers = (self.config.of_layer(i) for i in range(len(self.config.style.layers)))
         head = math.lcm(self.config.encoder_config.head_dim, *(x.head_dim for x in layers))
         units = {"joined_kv": head, "joined_grouped_kv": head}
-        for size in filter(None, self.config.style.deltas):
+        for size in self.config.style.deltas:
             # A key's head, and the heads of values that share it.
             groups = size.value_heads // size.key_heads
             units |= {
@@ -170,14 +170,14 @@ class Model(LanguageModel, abc.ABC):
         once = r"encoder/|.*/encoder_decoder_attention/(key|value)/|layer_inputs/embedding"
         if not self.config.tie_embeddings:
             once += "|token_embedder/"
-        routings = self.config.style.routings
+        layers = self.config.style.layers
         found: dict[str, float] = {}
         for path, leaf in flatten_dict(self.abstract_params(), sep="/").items():
             if re.match(once, path):
                 continue
             found[path] = leaf.size
             if is_stack(path, leaf.shape):
-                routing = routings[int(path.split("/layers_")[1].split("/")[0])]
+                routing = layers[int(path.split("/layers_")[1].split("/")[0])].routing
                 assert routing is not None
                 found[path] *= routing.expected(tokens) / routing.experts
         return found

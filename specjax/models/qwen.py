@@ -23,6 +23,7 @@ from specjax.models.decoder_only import (
     WithExperts,
     decoder_only_family,
     experts,
+    rope,
     rotary_fields,
     types_of_layers,
     windows,
@@ -57,7 +58,7 @@ QWEN2 = decoder_only_family(
     "qwen2",
     config=Qwen2Config,
     architectures=("Qwen2ForCausalLM",),
-    fields=(*rotary_fields(SILU, 32_768, num_key_value_heads=32), *_WINDOWS),
+    fields=(*rotary_fields(SILU, rope(32_768), num_key_value_heads=32), *_WINDOWS),
     presets={
         "qwen2.5_0.5b": _small(896, 14, 2, 64, 4_864, 24),
         "qwen2.5_1.5b": _small(1_536, 12, 2, 128, 8_960, 28),
@@ -85,7 +86,7 @@ QWEN3 = decoder_only_family(
     config=Qwen3Config,
     architectures=("Qwen3ForCausalLM",),
     fields=(
-        *rotary_fields(UNBIASED, 32_768, num_key_value_heads=32, head_dim=128),
+        *rotary_fields(UNBIASED, rope(32_768), num_key_value_heads=32, head_dim=128),
         *_WINDOWS,
     ),
     presets={
@@ -106,14 +107,8 @@ class Qwen3MoeConfig(ExpertsConfig):
     differences = {"qk_norms": "head"}  # noqa: RUF012
 
 
-def _read_window(fields: HFFields, _: Any) -> dict[str, Any]:
-    windowed = fields.flag("use_sliding_window", False)
-    return {"sliding_window": fields.window(4096) if windowed else None}
-
-
-def _write_window(config: Qwen3MoeConfig) -> dict[str, Any]:
-    window = config.sliding_window
-    return {"use_sliding_window": window is not None, "sliding_window": window}
+def _window(fields: HFFields, _: str) -> int | None:
+    return fields.window(4096) if fields.flag("use_sliding_window", False) else None
 
 
 def _read_dense(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,9 +154,10 @@ QWEN3_MOE = decoder_only_family(
     architectures=("Qwen3MoeForCausalLM",),
     names=EXPERTS_NAMES,
     fields=(
-        *rotary_fields(UNBIASED, 32_768, num_key_value_heads=4),
+        *rotary_fields(UNBIASED, rope(32_768), num_key_value_heads=4),
         *experts(128, 8),
-        Field(_read_window, _write_window),
+        field("sliding_window", "sliding_window", _window),
+        Field(write=lambda config: {"use_sliding_window": config.sliding_window is not None}),
         only(layer_types=()),
         *sparse_fields(768, renormalised=False),
     ),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from specjax.errors import UserError
-from specjax.models.config import DecoderOnlyConfig, DeltaSizes, Routing, Style
+from specjax.models.config import DecoderOnlyConfig, DeltaSizes, LayerSpec, Routing, Style
 from specjax.models.decoder_only import (
     EXPERTS_NAMES,
     FULL,
@@ -22,9 +22,10 @@ from specjax.models.decoder_only import (
     WithExperts,
     decoder_only_family,
     experts,
+    llama_rope,
     llama_style,
     rope,
-    sizes,
+    rotary_fields,
     types_by_number,
 )
 from specjax.models.family import MLP, Field, HFFields, Nested, Renaming, T, constants, field, only
@@ -97,11 +98,11 @@ class Qwen35Config(DecoderOnlyConfig):
     @property
     def style(self) -> Style:
         delta = DeltaSizes(*(getattr(self, name) for name in _LINEAR_SIZES))
-        deltas = tuple(delta if kind == LINEAR else None for kind in self.layer_types)
+        rope = llama_rope(self, self.rotary_dim)
+        kinds = {LINEAR: LayerSpec(rope=rope, delta=delta), FULL: LayerSpec(rope=rope)}
         return llama_style(
             self,
-            self.rotary_dim,
-            deltas=deltas if any(deltas) else (),
+            map(kinds.__getitem__, self.layer_types),
             qk_norms="head",
             gated=True,
             plus_one_norms=True,
@@ -156,9 +157,9 @@ def _read_types(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields(**absent: Any) -> tuple[Field, ...]:
     return (
-        constants(UNBIASED),
-        *sizes(any_heads=True, head_dim=256, **absent),
-        Field(_read_rope, _write_rope),
+        *rotary_fields(
+            UNBIASED, Field(_read_rope, _write_rope), any_heads=True, head_dim=256, **absent
+        ),
         constants({"attn_output_gate": (True,)}, written=False),
         Field(_read_types, lambda config: {"layer_types": list(config.layer_types)}),
         *(field(x, x, HFFields.whole, getattr(Qwen35Config, x)) for x in _LINEAR_SIZES),

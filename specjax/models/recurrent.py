@@ -78,7 +78,7 @@ class DeltaPast(NamedTuple):
 
 
 def empty_memory(
-    deltas: tuple[DeltaSizes | None, ...], rows: int, rollback: int, dtype: Any
+    deltas: tuple[DeltaSizes, ...], rows: int, rollback: int, dtype: Any
 ) -> RecurrentMemory:
     """The memory of rows that have read nothing, and that may go back by R = `rollback`."""
 
@@ -98,7 +98,7 @@ def empty_memory(
             decays=jnp.zeros((rows, rollback, heads, groups), jnp.float32),
         )
 
-    layers = tuple(layer(size) for size in deltas if size is not None)
+    layers = tuple(layer(size) for size in deltas)
     return RecurrentMemory(layers, jnp.zeros(rows, jnp.int32))
 
 

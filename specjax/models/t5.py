@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config import ModelConfig, RelativePositions, Style
+from specjax.models.config import LayerSpec, ModelConfig, RelativePositions, Style
 from specjax.models.family import (
     HEADS,
     Family,
@@ -92,8 +92,7 @@ class T5Config(ModelConfig):
         scaled = self.tie_embeddings and self.scale_tied_logits
         return Style(
             activations=self.mlp_activations,
-            windows=(None,) * layers,
-            ropes=(None,) * layers,
+            layers=(LayerSpec(),) * layers,
             relative=RelativePositions(
                 self.relpos_buckets, self.relpos_max_distance, self.relpos_per_layer
             ),

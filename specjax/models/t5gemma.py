@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from specjax.errors import UserError
-from specjax.models.config import Style
+from specjax.models.config import Style, with_layers
 from specjax.models.decoder_only import ROPE_PARTS
 from specjax.models.family import HEADS, MLP, Family, Field, HFFields, Nested, Renaming, T, field
 from specjax.models.gemma import GEMMA2, GEMMA3, Gemma2Config, Gemma3Config
@@ -47,8 +47,12 @@ class T5GemmaConfig(Gemma2Config):
         # As in transformers 5. Google's code (`gemma/research/t5gemma`) and transformers 4 see one
         # position less on both sides.
         around = (self.encoder.sliding_window,) * 2
-        windows = tuple(None if w is None else around for w in style.windows)
-        return dataclasses.replace(style, windows=windows, own_embedding=True)
+        return dataclasses.replace(_around(style, around), own_embedding=True)
+
+
+# An encoder's style, with positions before and after a query in place of windows.
+def _around(style: Style, window: tuple[int, int]) -> Style:
+    return with_layers(style, ({"window": x.window and window} for x in style.layers))
 
 
 # The encoder of a configuration, with the decoder's vocabulary and dtypes.
@@ -249,8 +253,7 @@ class T5Gemma2Config(Gemma3Config):
         style = self.encoder.style
         window = self.encoder.sliding_window or 1  # None: no layer has a window
         halves = ((window + 1) // 2 - 1, window // 2)
-        windows = tuple(None if w is None else halves for w in style.windows)
-        return dataclasses.replace(style, windows=windows, eoi_token=self.eoi_token)
+        return dataclasses.replace(_around(style, halves), eoi_token=self.eoi_token)
 
 
 def _read_2(fields: HFFields, _: Any) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Layer(nn.Module):
         return attention.keys_values(encoded)
 
     # `shared` are the keys and values of the layer whose it attends to, `own` is its input of each
-    # token; see `Style.sources` and `Style.layer_input_dim`.
+    # token; see `LayerSpec.source` and `Style.layer_input_dim`.
     def __call__(
         self,
         x: Float[Array, "B T E"],
@@ -208,11 +208,10 @@ class Stack(nn.Module):
         if style.relative is not None and not style.relative.per_layer:
             self.relpos_bias = _relative(config, style, self.in_encoder)
         rest = style, self.layout, self.in_encoder, self.cross
-        count = len(style.windows)
-        none = (None,) * count
-        keyed = style.keyed_values or (False,) * count
-        kinds = enumerate(zip(style.deltas or none, style.routings or none, keyed, strict=True))
-        self.layers = [Layer(config.of_layer(i), *rest, *kind) for i, kind in kinds]
+        self.layers = [
+            Layer(config.of_layer(i), *rest, spec.delta, spec.routing, spec.keyed_values)
+            for i, spec in enumerate(style.layers)
+        ]
         self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.own_embedding:
@@ -245,17 +244,16 @@ class Stack(nn.Module):
         own: Float[Array, "B T layers P"] | None = None,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "B T E"], CacheEntries, list[Array]]:
-        length = x.shape[1]
+        length, specs, cached = x.shape[1], self.style.layers, self.style.cached
         ropes = self._ropes(x, memory)
         biases = self._block_biases(length, memory, mask)
         pasts: list[LayerMemory | DeltaPast | None] = [None] * len(biases)
-        attending = [i for i, layer in enumerate(self.layers) if layer.delta is None]
-        cached, sources = self.style.cached, self.style.sources or range(len(biases))
         if memory is not None:
-            past_biases = self._past_biases(length, memory)
-            for i in attending:
-                pasts[i] = memory.layer(cached.index(sources[i]), past_biases[i])
-        recurrent, others = fresh, [i for i in range(len(biases)) if i not in attending]
+            for i, bias in enumerate(self._past_biases(length, memory)):
+                source = specs[i].source
+                if specs[i].delta is None:
+                    pasts[i] = memory.layer(cached.index(i if source is None else source), bias)
+        recurrent, others = fresh, [i for i, spec in enumerate(specs) if spec.delta is not None]
         if others:
             start = jnp.zeros(x.shape[0], jnp.int32)
             if memory is not None:
@@ -283,8 +281,8 @@ class Stack(nn.Module):
         apart = not deterministic or self.scope.mutable is not False
         for i, (layer, bias, past, rope, seen) in enumerate(parts):
             shared = None
-            if sources[i] != i:
-                shared = entries[sources[i]]
+            if (source := specs[i].source) is not None:
+                shared = entries[source]
                 if isinstance(past, LayerMemory) and past.written:  # the whole cache
                     bias, past = past.bias, None
             more = shared, None if own is None else own[:, :, i]
@@ -303,7 +301,7 @@ class Stack(nn.Module):
         hidden = last(self.norm(x), deterministic=deterministic)
         keys, values = zip(*(entries[i] for i in cached), strict=True)
         known = hidden
-        if memory is None and self.style.sources:
+        if memory is None and any(spec.source is not None for spec in specs):
             known = states[cached[-1] + 1]  # a prompt needs no later layers
         updates = block_updates(keys, values, known)
         if recurrent is not None:
@@ -328,7 +326,7 @@ class Stack(nn.Module):
                 positions, np.asarray(frequencies, np.float32), self.style.rope_scale
             )
 
-        return [angles(frequencies) for frequencies in self.style.ropes]
+        return [angles(spec.rope) for spec in self.style.layers]
 
     def _biases(
         self,
@@ -338,13 +336,13 @@ class Stack(nn.Module):
         mask = functools.cache(mask)
 
         if (positions := self.style.relative) is None:
-            return [mask(window) for window in self.style.windows]
+            return [mask(spec.window) for spec in self.style.layers]
         if positions.per_layer:
-            parts = zip(self.layers, self.style.windows, strict=True)
-            return [relative(layer.relpos_bias) + mask(window) for layer, window in parts]
+            parts = zip(self.layers, self.style.layers, strict=True)
+            return [relative(layer.relpos_bias) + mask(spec.window) for layer, spec in parts]
         shared = relative(self.relpos_bias)
         both = functools.cache(lambda window: shared + mask(window))
-        return [both(window) for window in self.style.windows]
+        return [both(spec.window) for spec in self.style.layers]
 
     def _block_biases(self, length: int, memory: Memory | None, mask: Array | None) -> list[Array]:
         if memory is None or memory.tree is None:
@@ -388,7 +386,7 @@ class Network(nn.Module):
             self.encoder = Stack(config.encoder_config, encoder_style, in_encoder=True)
         self.decoder = Stack(config, style, self.layout, cross=encoder_style is not None)
         if (width := style.layer_input_dim) is not None:
-            sizes = config.vocab_size, len(style.windows), width, config.norm_eps
+            sizes = config.vocab_size, len(style.layers), width, config.norm_eps
             self.layer_inputs = LayerInputs(*sizes, config.dtype, config.param_dtype)
 
     def embed(

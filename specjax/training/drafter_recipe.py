@@ -142,7 +142,7 @@ class DrafterRecipe:
         model = verifier.model
         if not isinstance(model, Model):
             raise UserError(f"the verifier must be a network, got {type(model).__name__}")
-        theirs, depth = model.config, len(model.config.style.windows)
+        theirs, depth = model.config, len(model.config.style.layers)
         family = family_of(theirs).name
         if self.kind == "mtp" and family not in ("llama", "qwen3"):
             raise UserError(

@@ -381,7 +381,7 @@ class _Parts:
         widths = {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "mlp_dim")}
         # Parameters, gradients, two moments and the average, all float32.
         check_fits(
-            f"{count:,} parameters ({len(config.style.windows)} layers, embed_dim="
+            f"{count:,} parameters ({len(config.style.layers)} layers, embed_dim="
             f"{config.embed_dim}, vocab_size={config.vocab_size}) with gradients and optimizer "
             "state",
             4 * count * (5 if self._trainer.ema_decay else 4),

@@ -147,8 +147,8 @@ def write_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(config.rope_factor)
     if getattr(config, "rope_scaling", None):
-        plain = config.replace(rope_scaling=None).style.ropes[0]
-        divisors = np.array(plain) / np.array(config.style.ropes[0])
+        plain = config.replace(rope_scaling=None).style.layers[0].rope
+        divisors = np.array(plain) / np.array(config.style.layers[0].rope)
         writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
     for key, value in (keys or {}).items():
         if value is None:
@@ -310,7 +310,7 @@ def test_yarn_is_that_of_transformers(tmp_path, name, own):
         },
     )  # fmt: skip
     frequencies, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](theirs)
-    np.testing.assert_allclose(got.style.ropes[0], frequencies.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(got.style.layers[0].rope, frequencies.numpy(), rtol=1e-6)
     assert got.style.rope_scale == pytest.approx(factor)
     assert got.replace(rope_scaling=None) == config
 

@@ -452,7 +452,7 @@ def test_the_length_before_a_stretching_is_where_transformers_finds_it(
     config = transformers.AutoConfig.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_config(config)
     expected = model.model.rotary_emb.inv_freq.numpy()
-    np.testing.assert_allclose(read_config(directory).style.ropes[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(read_config(directory).style.layers[0].rope, expected, rtol=1e-6)
 
 
 def test_a_gemma_3_that_versions_of_transformers_rotate_differently_is_refused(copy):

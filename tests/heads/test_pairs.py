@@ -490,7 +490,7 @@ def test_the_sizes_of_heads_in_the_docs():
     assert len(rows) == 15
     for name, kind, drafted, layers, *figures in rows:
         verifier = inspect(name, dtype="float32")
-        config, depth = verifier.model.config, len(verifier.model.config.style.windows)
+        config, depth = verifier.model.config, len(verifier.model.config.style.layers)
         count, vocab = int(layers or 1), int(drafted.replace(",", "")) if drafted else None
         sizes = (LlamaConfig if kind == "EAGLE" else Qwen3Config)(
             vocab_size=config.vocab_size, embed_dim=config.embed_dim, num_heads=config.num_heads,
@@ -516,7 +516,7 @@ def test_the_sizes_of_heads_in_the_docs():
         shapes = draft_head(head, verifier.model).abstract_params()
         own = sum(x.size for x in jax.tree.leaves(shapes))
         spared = 0
-        for routing in head.layers.style.routings:
+        for routing in filter(None, (spec.routing for spec in head.layers.style.layers)):
             stacks = [x for x in jax.tree.leaves(shapes) if len(x.shape) == 3]
             spared = sum(x.size for x in stacks) * (1 - routing.per_token / routing.experts)
         read = own - spared + (0 if drafted else config.vocab_size * config.embed_dim)

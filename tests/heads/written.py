@@ -23,7 +23,7 @@ FORMATS = ("eagle3", "eagle1", "speculators", "mtp", "zlab", "dspark")
 
 def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
     """Writes a head for a verifier's network; of `drafted` only these tokens are drafted."""
-    config, depth = verifier.config, len(verifier.config.style.windows)
+    config, depth = verifier.config, len(verifier.config.style.layers)
     width, vocab = config.embed_dim, config.vocab_size
     layer = {**_LAYER, "hidden_size": width, "vocab_size": vocab, "num_hidden_layers": 1}
     sizes = LlamaConfig(

@@ -247,4 +247,4 @@ def test_the_comparison_sees_experts_that_are_gathered():
 def test_experts_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         CONFIGS["mixtral"].replace(**changes)
-    assert model_from_config(CONFIGS["mixtral"]).config.style.routings[0] is None
+    assert model_from_config(CONFIGS["mixtral"]).config.style.layers[0].routing is None

@@ -52,7 +52,7 @@ def test_models_are_language_models(name):
 
 def test_the_layers_of_a_program_share_a_trace(patched):
     model, traced, attend = tiny("llama").model, [], Attention._attend
-    assert len(model.config.style.windows) > 1
+    assert len(model.config.style.layers) > 1
 
     def counted(self, *args):
         traced.append(self)

@@ -16,16 +16,14 @@ import numpy as np
 from specjax.checkpoints.arrays import ArraySpec, check_same, flatten, unflatten
 from specjax.checkpoints.t5x_network import BUCKETS, MAX_DISTANCE, SIZES, ParamTree
 from specjax.errors import UserError
-from specjax.models import (
-    CausalLM,
+from specjax.models import CausalLM, Model, Seq2SeqLM, T5Config
+from specjax.models.config import (
     DecoderOnlyConfig,
-    Model,
+    LayerSpec,
     RelativePositions,
-    Seq2SeqLM,
     Style,
-    T5Config,
+    common_dtype,
 )
-from specjax.models.config import common_dtype
 from specjax.types import Params
 
 _KNOWN = "t5x.examples.t5, t5x.examples.scalable_t5 and t5x.examples.decoder_only"
@@ -66,8 +64,7 @@ class DecoderOnlyT5Config(DecoderOnlyConfig):
     def style(self) -> Style:
         return Style(
             activations=self.mlp_activations,
-            windows=(None,) * self.num_layers,
-            ropes=(None,) * self.num_layers,
+            layers=(LayerSpec(),) * self.num_layers,
             relative=RelativePositions(BUCKETS, MAX_DISTANCE),
             hidden_scale=self.embed_dim**-0.5 if self.tie_embeddings else 1.0,
             bidirectional_inputs=self.bidirectional_inputs,

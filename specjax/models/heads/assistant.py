@@ -75,7 +75,7 @@ class AssistantConfig(HeadConfig):
 
 def _layers_read(style: Style) -> dict[bool, int]:
     """The verifier's layers whose entries are read, by whether they are without a window."""
-    return {style.windows[i] is None: i for i in style.cached}
+    return {style.layers[i].window is None: i for i in style.cached}
 
 
 class AssistantNetwork(nn.Module):
@@ -116,10 +116,10 @@ class AssistantNetwork(nn.Module):
         """The output, and the state that the next step reads."""
         style = self.config.layers.style
         x = self.pre_projection(jnp.concatenate([embedded, states.astype(embedded.dtype)], axis=-1))
-        for layer, ropes, (keys, values, bias, _) in zip(
-            self.layers, style.ropes, memory, strict=True
+        for layer, spec, (keys, values, bias, _) in zip(
+            self.layers, style.layers, memory, strict=True
         ):
-            rope = rope_angles(places, np.asarray(ropes, np.float32), style.rope_scale)
+            rope = rope_angles(places, np.asarray(spec.rope, np.float32), style.rope_scale)
             x, _ = layer(x, bias, None, rope, None, (keys, values))
         normed = self.norm(x)
         return normed, self.post_projection(normed)
@@ -269,7 +269,7 @@ class AssistantFiles(HeadFiles):
     # The entries that it reads, and that the verifier does not have.
     def differing(self, verifier: ModelConfig) -> list[str]:
         read, wrong = _layers_read(verifier.style), []
-        for number, window in enumerate(self.layers.style.windows):
+        for number, window in enumerate(x.window for x in self.layers.style.layers):
             found = read.get(window is None)
             entries = None if found is None else verifier.of_layer(found)
             named, theirs = (

@@ -382,7 +382,7 @@ class EagleFiles(HeadFiles):
 
     @classmethod
     def to_hf(cls, head: DraftHead, layers: dict[str, Any]) -> dict[str, Any]:
-        config, depth = head.config, len(head.verifier.config.style.windows)
+        config, depth = head.config, len(head.verifier.config.style.layers)
         if config.kind == "MTP":
             # These fields are the verifier's.
             layers |= {"num_hidden_layers": depth, "layer_types": [FULL] * depth}

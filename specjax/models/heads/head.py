@@ -219,7 +219,7 @@ class HeadLayer(nn.Module):
         config, style = self.config, self.config.style
         self.self_attention = Attention(config, style, self.layout)
         self.pre_mlp_layer_norm = head_norm(config, "pre_mlp_layer_norm")
-        routing, dtypes = next(iter(style.routings), None), (config.dtype, config.param_dtype)
+        routing, dtypes = style.layers[0].routing, (config.dtype, config.param_dtype)
         self.mlp: nn.Module = (
             MLP(config.mlp_dim, style.activations, *dtypes)
             if routing is None
@@ -287,7 +287,7 @@ class HeadNetwork(nn.Module):
 
     def rope(self, places: Int32[Array, "B T"], layer: int = 0) -> Rope:
         style = self.config.layers.style
-        return rope_angles(places, np.asarray(style.ropes[layer], np.float32), style.rope_scale)
+        return rope_angles(places, np.asarray(style.layers[layer].rope, np.float32), style.rope_scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,7 +398,7 @@ class DraftHead(LanguageModel):
             both directions, true at the tokens of the prompt.
         """
         theirs = self.verifier
-        last = len(theirs.config.style.windows) + 1
+        last = len(theirs.config.style.layers) + 1
         reader = theirs.reading((*self.config.boundaries, last))
         cross = seen = encoded = None
         if inputs is not None:
@@ -750,7 +750,7 @@ class HeadFiles(abc.ABC):
 
     def share_read(self, name: str) -> float:
         """The share of an array that a pass reads, besides the rows of tokens."""
-        routing = next(iter(self.layers.style.routings), None)
+        routing = self.layers.style.layers[0].routing
         if ".experts." in name and routing is not None:
             return routing.per_token / routing.experts
         return 0.0 if name in self.tables else 1.0
@@ -771,7 +771,7 @@ class HeadFiles(abc.ABC):
         Raises:
           UserError: it was made for another verifier.
         """
-        theirs, depth = verifier.config, len(verifier.config.style.windows)
+        theirs, depth = verifier.config, len(verifier.config.style.layers)
         wanted = {
             "width": (self.width, theirs.embed_dim),
             "tokens in the embedding": (self.layers.vocab_size, theirs.vocab_size),
