@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specjax.decoding.blocks import part_of, shape_of
-from specjax.models import CausalLM, LlamaConfig, RelativePositions, model_from_config
+from specjax.models import CausalLM, LayerSpec, LlamaConfig, model_from_config
+from specjax.models.config import RelativePositions
 from specjax.models.gemma import Gemma3Config, GemmaConfig
 from specjax.models.llama_variants import MistralConfig, Olmo2Config, Phi3Config, SmolLM3Config
 from specjax.models.qwen import Qwen2Config, Qwen3Config
@@ -33,8 +34,9 @@ class PrefixConfig(LlamaConfig):
 
     @property
     def style(self):
-        plain = {"ropes": (None,) * self.num_layers, "relative": RelativePositions(8, 12)}
-        return dataclasses.replace(super().style, **plain, bidirectional_inputs=True)
+        layers, relative = (LayerSpec(),) * self.num_layers, RelativePositions(8, 12)
+        plain = {"layers": layers, "relative": relative, "bidirectional_inputs": True}
+        return dataclasses.replace(super().style, **plain)
 
 
 _SLIDING = ("sliding_attention", "full_attention")
