@@ -15,8 +15,8 @@ ROOT = pathlib.Path(specjax.__file__).parent
 # The floors, from the lowest. A package imports from lower floors alone.
 FLOORS = (
     {"cpu_code", "errors", "writing"},
-    {"checks", "compilation", "cpu_kernels", "memory", "platforms", "tokenizers"},
-    {"data", "environment", "kernel_choice", "theory", "types"},
+    {"checks", "compilation", "cpu_kernels", "memory", "platforms"},
+    {"data", "environment", "kernel_choice", "theory", "tokenizers", "types"},
     {"acceptance_head", "evaluation", "fingerprints", "models", "partitioning", "sampling"},
     {"checkpoints", "processing", "processors", "rules", "verification"},
     {"decoding", "testing"},
