@@ -15,7 +15,8 @@ from benchmarks import command, workload
 from benchmarks.spare_maps import spare_maps
 from specjax import Decoder, TextModel
 from specjax.cli.report import Report
-from specjax.evaluation import Bootstrap, Interval, Sums, ratio
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import Interval, Sums, ratio
 from specjax.study.measure import in_turns, timed
 from specjax.text import load_text_model
 from specjax.text.engine import BUCKETS

@@ -15,7 +15,8 @@ from benchmarks import command, workload
 from benchmarks.spare_maps import spare_maps
 from specjax.checks import one_number
 from specjax.cli.report import Report
-from specjax.evaluation import RowCounts, divergence, efficiency
+from specjax.evaluation import divergence, efficiency
+from specjax.evaluation.efficiency import RowCounts
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.measure import timed
 from specjax.text import Decoder

@@ -15,7 +15,8 @@ from benchmarks import command, workload
 from benchmarks.interleaved import time_interleaved
 from specjax.cli.report import Report
 from specjax.compilation import step_options
-from specjax.models import Model, RaggedCache, model_from_config, preset
+from specjax.models import Model, model_from_config, preset
+from specjax.models.cache import RaggedCache
 from specjax.types import Params, Prompts
 
 HELP = "extend by T tokens in a jitted loop, against reading the same bytes"

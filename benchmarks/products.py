@@ -19,7 +19,7 @@ from specjax import cpu_kernels
 from specjax.cli.report import Report
 from specjax.compilation import jit, step_options
 from specjax.errors import UserError
-from specjax.models import Int8Weight
+from specjax.models.int8 import Int8Weight
 from specjax.models.weights import product
 
 # Name -> the width of the residual stream and of the block.

@@ -20,7 +20,8 @@ from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
 from specjax.cli.report import Report
 from specjax.decoding.blocks import powers_of_two
-from specjax.evaluation import Bootstrap, Sums, ratio
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import Sums, ratio
 from specjax.study.measure import in_turns
 from specjax.text.passes import check_costs
 from specjax.text.results import RowInfo

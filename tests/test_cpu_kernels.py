@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax import cpu_code, cpu_kernels
 from specjax.compilation import jit, step_options
-from specjax.models import Int8Embedding, Int8Weight
 from specjax.models.attention import Segment, _on_cpus
+from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.position_encoding import MASKED
 from specjax.models.weights import product
 from specjax.types import Prompts

@@ -34,9 +34,10 @@ from specjax.checkpoints.hf import (
 from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.models import Model, family_of
+from specjax.models import Model
 from specjax.models.config import common_dtype, float_dtype
 from specjax.models.decoder_only import FULL, SLIDING
+from specjax.models.families import family_of
 from specjax.models.family import HFFields, Renaming
 from specjax.models.heads import KINDS, DraftHead, HeadFiles, draft_head, kind_in, kind_of
 from specjax.models.heads.head import (

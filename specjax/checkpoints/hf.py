@@ -30,8 +30,9 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.mxfp4 import shape_in_floats, stack_of
 from specjax.errors import MissingFileError, UserError
 from specjax.memory import mappers
-from specjax.models import FAMILIES, Family, HFFields, ModelConfig, family_of
-from specjax.models.family import Nested, Renaming
+from specjax.models import FAMILIES, Family, ModelConfig
+from specjax.models.families import family_of
+from specjax.models.family import HFFields, Nested, Renaming
 from specjax.tokenizers.model_files import (
     SPECJAX_FILE,
     SpecialIds,

@@ -31,8 +31,9 @@ from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
-from specjax.models import Model, ModelConfig, T5Config, config_from_dict, family_of, preset
+from specjax.models import Model, ModelConfig, T5Config, preset
 from specjax.models.config import common_dtype, float_dtype
+from specjax.models.families import config_from_dict, family_of
 from specjax.models.int8 import check_form, int8_form
 from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.model_files import (
@@ -138,7 +139,7 @@ def load_model(
       rules: logical axis rules for `mesh`.
       shardings: instead of `mesh`: a sharding for all, or a tree of shardings like the parameters.
       config: instead of the directory's: a configuration, the path of a JSON file (see
-        `specjax.models.config_to_dict`), or of a T5X gin file.
+        `specjax.models.families.config_to_dict`), or of a T5X gin file.
       check_weights: whether to search the arrays for NaN and infinity and, if specjax wrote the
         checkpoint, to compare the array files with their checksums.
       weights: "int8" stores every kernel (no embedding) as 8-bit integers with a scale per

@@ -18,14 +18,9 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.loading import VERSION, load_model, read_config
 from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
 from specjax.errors import UserError
-from specjax.models import (
-    Model,
-    ModelConfig,
-    T5Config,
-    config_to_dict,
-    model_from_config,
-)
+from specjax.models import Model, ModelConfig, T5Config, model_from_config
 from specjax.models.config import common_dtype, float_dtype
+from specjax.models.families import config_to_dict
 from specjax.models.weights import is_stored
 from specjax.tokenizers.load import keep_sentinels
 from specjax.tokenizers.model_files import (

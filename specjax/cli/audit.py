@@ -40,17 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mode",
-        choices=auditing.MODES,
+        choices=auditing.auditor.MODES,
         help="injected: the function gets its uniforms; black-box: samples (default: injected if "
         "it takes uniforms and uniform_next)",
     )
     parser.add_argument("--rule", help="the rule that it declares, such as 'Lossy(0.3)'")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, or parts of names")
-    parser.add_argument("--arrays", choices=auditing.ARRAYS, help="(default: what it accepts)")
-    parser.add_argument("--dtype", choices=auditing.DTYPES, help="(default: what it accepts)")
+    parser.add_argument(
+        "--arrays", choices=auditing.calling.ARRAYS, help="(default: what it accepts)"
+    )
+    parser.add_argument(
+        "--dtype", choices=auditing.calling.DTYPES, help="(default: what it accepts)"
+    )
     parser.add_argument(
         "--drafts",
-        choices=auditing.DRAFTS,
+        choices=auditing.auditor.DRAFTS,
         default="drawn",
         help="drawn from q; argmax: q's most probable tokens, although the function gets q; "
         "certain: likewise, and draft_probs is None",
@@ -69,14 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", default=300.0, help=late)
     parser.add_argument("--seed", type=int, default=0, help="of the audit's own random numbers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
-    statuses = "; ".join(f"{v.status} {v.text}" for v in auditing.Verdict)
+    statuses = "; ".join(f"{v.status} {v.text}" for v in auditing.report.Verdict)
     parser.epilog = f"Exit status: {statuses}; 2 bad input."
 
 
 def run(args: argparse.Namespace) -> int:
     """Audits; prints the score sheet and the verdict, whose exit status it returns."""
     from specjax.checks import check_count, one_number, whole_number
-    from specjax.testing.auditing import AuditReport, Verdict
+    from specjax.testing.auditing import AuditReport
+    from specjax.testing.auditing.report import Verdict
     from specjax.text.parts import make_part
 
     check_count("--samples", args.samples, "give the number of draws per case")

@@ -112,7 +112,7 @@ def register() -> None:
         infer.load_models,
         infer.mesh_of,
         text.load_text_model,
-        checkpoints.sized,
+        checkpoints.loading.sized,
         FewShot,
         evaluation.AnswerAfter,
         evaluation.AnswerPattern,

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         help="the model's configuration, if SRC has none: a JSON file (see "
-        "specjax.models.config_to_dict) or a gin file of T5X",
+        "specjax.models.families.config_to_dict) or a gin file of T5X",
     )
     parser.add_argument(
         "--no-check-weights",
@@ -60,14 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
-    from specjax.checkpoints import (
-        has_head,
-        is_draft_head,
-        load_head,
-        load_model,
-        read_config,
-        save_model,
-    )
+    from specjax.checkpoints import load_model, read_config, save_model
+    from specjax.checkpoints.attachments import has_head, load_head
+    from specjax.checkpoints.heads import is_draft_head
     from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.saving import check_format
     from specjax.text.directories import real_path
@@ -129,14 +124,8 @@ def _host() -> Any:
 
 def _convert_head(args: argparse.Namespace) -> int:
     """Writes a draft head for speculators and vLLM."""
-    from specjax.checkpoints import (
-        has_mtp,
-        is_draft_head,
-        load_draft_head,
-        load_model,
-        open_draft_head,
-        save_draft_head,
-    )
+    from specjax.checkpoints import load_model, save_draft_head
+    from specjax.checkpoints.heads import has_mtp, is_draft_head, load_draft_head, open_draft_head
     from specjax.checkpoints.hf import longest_context
     from specjax.text.directories import real_path
 
@@ -175,7 +164,7 @@ def _convert_head(args: argparse.Namespace) -> int:
 
 def _merge(args: argparse.Namespace) -> int:
     """Writes SRC and the drafter into one checkpoint of T5X."""
-    from specjax.checkpoints import save_t5x_pair
+    from specjax.checkpoints.saving import save_t5x_pair
 
     if args.to != "t5x" or args.config is not None:
         given = "--config" if args.to == "t5x" else f"--to {args.to}"
@@ -193,7 +182,8 @@ def _merge(args: argparse.Namespace) -> int:
 
 def _copy_head(head: "Head", destination: Path, host: Any) -> None:
     """Writes an acceptance head beside its drafter, if the drafter's weights are unchanged."""
-    from specjax.checkpoints import load_model, save_head
+    from specjax.checkpoints import load_model
+    from specjax.checkpoints.attachments import save_head
     from specjax.fingerprints import digest
 
     written = load_model(destination, shardings=host, check_weights=False)

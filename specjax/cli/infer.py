@@ -52,7 +52,7 @@ def register() -> None:
         _setting(),
         load_models,
         mesh_of,
-        checkpoints.sized,
+        checkpoints.loading.sized,
         FewShot,
     )
 

@@ -3,8 +3,8 @@
 Every figure can be resampled: `Bootstrap().interval(figure(METRICS["bleu"], outputs, references))`.
 """
 
-from specjax.evaluation.bootstrap import Bootstrap, Interval, Sums, ratio
-from specjax.evaluation.efficiency import RowCounts, divergence, efficiency
+from specjax.evaluation.bootstrap import Bootstrap
+from specjax.evaluation.efficiency import divergence, efficiency
 from specjax.evaluation.metrics import METRICS, AnswerAfter, AnswerPattern, Metric, figure
 from specjax.evaluation.sandbox import PassAt1, Sandbox
 
@@ -13,14 +13,10 @@ __all__ = [
     "AnswerAfter",
     "AnswerPattern",
     "Bootstrap",
-    "Interval",
     "Metric",
     "PassAt1",
-    "RowCounts",
     "Sandbox",
-    "Sums",
     "divergence",
     "efficiency",
     "figure",
-    "ratio",
 ]

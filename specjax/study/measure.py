@@ -18,8 +18,8 @@ from jaxtyping import Float, Int, Int32
 from specjax.checks import whole_number
 from specjax.compilation import count_compilations
 from specjax.errors import UserError
-from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox, Sums, ratio
-from specjax.evaluation.bootstrap import divided, mean
+from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
+from specjax.evaluation.bootstrap import Sums, divided, mean, ratio
 from specjax.evaluation.efficiency import VERIFIER, check_costs
 from specjax.evaluation.metrics import check_references
 from specjax.runs.evaluation import (

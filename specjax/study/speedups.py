@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from specjax.drafting import Chain
-from specjax.evaluation import Bootstrap, Interval
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Scores, Times, over
 from specjax.text.draft_length import RoundCost

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
-from specjax.evaluation import Bootstrap, Interval
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import Interval
 from specjax.runs.evaluation import as_json, shown
 from specjax.study.expect import Expected
 from specjax.study.measure import NATS, RELATIVE, Scores, over

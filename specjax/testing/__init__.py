@@ -1,7 +1,8 @@
 """Models with known distributions, and the exact law of the tokens that decoding emits."""
 
 from specjax.rules import check_rule
-from specjax.testing.auditing import AuditReport, SheetRow, Verdict, audit
+from specjax.testing.auditing import AuditReport, audit
+from specjax.testing.auditing.report import SheetRow, Verdict
 from specjax.testing.enumeration import (
     Stop,
     emitted_law,

@@ -153,7 +153,7 @@ def load_text_model(
       UserError: the directory is unreadable, the model does not fit its tokenizer, its head, its
         verifier or the mesh, or a draft head has no verifier.
     """
-    from specjax.checkpoints import is_draft_head
+    from specjax.checkpoints.heads import is_draft_head
 
     check_model_paths({"path": path})
     place = real_path(path)
@@ -181,7 +181,8 @@ def _load(
     weights: str | None,
 ) -> TextModel:
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
-    from specjax.checkpoints import has_head, load_head, load_model, read_config
+    from specjax.checkpoints import load_model, read_config
+    from specjax.checkpoints.attachments import has_head, load_head
     from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.ignored import check_adapter, ignored_settings
 
@@ -268,7 +269,8 @@ def _loaded(
     translate_drafter: bool = False,
 ) -> dict[str, TextModel]:
     """The models by name; the vocabularies are compared before arrays are read."""
-    from specjax.checkpoints import is_draft_head, read_config
+    from specjax.checkpoints import read_config
+    from specjax.checkpoints.heads import is_draft_head
 
     for name in weights if isinstance(weights, Mapping) else ():
         if name not in paths:
@@ -310,7 +312,7 @@ def _loaded(
 
 
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
-    from specjax.checkpoints import load_draft_head
+    from specjax.checkpoints.heads import load_draft_head
 
     assert isinstance(verifier.model, Model)
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())

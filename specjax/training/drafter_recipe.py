@@ -21,7 +21,8 @@ from specjax.data.batching import (
 )
 from specjax.data.examples import Example
 from specjax.errors import UserError
-from specjax.models import LlamaConfig, Model, family_of
+from specjax.models import LlamaConfig, Model
+from specjax.models.families import family_of
 from specjax.models.heads import MARKOV, BlockConfig, EagleConfig, HeadConfig, places_of
 from specjax.models.qwen import Qwen3Config
 from specjax.models.weights import has_stored

@@ -17,7 +17,8 @@ from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.evaluation.metrics import METRICS, check_metrics, check_references
 from specjax.memory import check_fits, smaller
-from specjax.models import ModelConfig, family_of, model_from_config
+from specjax.models import ModelConfig, model_from_config
+from specjax.models.families import family_of
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, TextModel
 from specjax.text.directories import log_models, portable_path

@@ -16,7 +16,8 @@ from specjax.checks import check_flag, checked, whole_number
 from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.fingerprints import digest
-from specjax.models import ModelConfig, config_to_dict
+from specjax.models import ModelConfig
+from specjax.models.families import config_to_dict
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import RunDirectory
 from specjax.training.checkpoint_store import (

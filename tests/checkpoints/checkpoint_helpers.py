@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints.arrays import flatten, unflatten
-from specjax.models import (
-    Gemma2Config,
-    Llama3RopeScaling,
-    LlamaConfig,
-    T5Config,
-    model_from_config,
-)
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.models.rope_scaling import Llama3RopeScaling
 from specjax.models.t5 import MT5Config, UMT5Config
 from specjax.models.t5gemma import T5GemmaConfig
 

@@ -15,16 +15,11 @@ from specjax.checkpoints.hf import config_to_hf, longest_context
 from specjax.cli.demo_chat import smollm2
 from specjax.cli.main import main
 from specjax.errors import MissingLibraryError, UserError
-from specjax.models import (
-    Gemma2Config,
-    Llama3RopeScaling,
-    LlamaConfig,
-    family_of,
-    model_from_config,
-)
+from specjax.models import Gemma2Config, LlamaConfig, model_from_config
+from specjax.models.families import family_of
 from specjax.models.gemma import Gemma3Config, GemmaConfig
 from specjax.models.qwen import Qwen2Config, Qwen3Config
-from specjax.models.rope_scaling import YarnRopeScaling
+from specjax.models.rope_scaling import Llama3RopeScaling, YarnRopeScaling
 from specjax.partitioning import make_mesh
 from specjax.text import Decoder, load_pair, load_text_model
 from specjax.text.directories import inspect

@@ -8,7 +8,8 @@ from safetensors.numpy import load_file, save_file
 
 from specjax import load_pair, load_text_model
 from specjax.acceptance_head import Head, HeadConfig, init_head
-from specjax.checkpoints import load_head, load_model, save_head, save_model
+from specjax.checkpoints import load_model, save_model
+from specjax.checkpoints.attachments import load_head, save_head
 from specjax.writing import write_checksums
 from tests.tiny_pair import write_pair
 

@@ -25,14 +25,8 @@ from checkpoint_helpers import (
 from specjax.checkpoints import hf, load_model, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.loading import read_config
-from specjax.models import (
-    FAMILIES,
-    Gemma2Config,
-    LlamaConfig,
-    T5Config,
-    family_of,
-    model_from_config,
-)
+from specjax.models import FAMILIES, Gemma2Config, LlamaConfig, T5Config, model_from_config
+from specjax.models.families import family_of
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.writing import CHECKSUMS_NAME

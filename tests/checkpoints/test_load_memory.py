@@ -16,7 +16,8 @@ import safetensors.numpy
 
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.hf import INDEX, config_to_hf
-from specjax.models import LlamaConfig, family_of, model_from_config
+from specjax.models import LlamaConfig, model_from_config
+from specjax.models.families import family_of
 from specjax.models.llama_variants import GptOssConfig, MixtralConfig
 from specjax.models.rope_scaling import YarnRopeScaling
 from specjax.tokenizers.model_files import SpecialIds, write_json

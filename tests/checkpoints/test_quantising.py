@@ -10,9 +10,10 @@ import qwix
 from checkpoint_helpers import CONFIGS, logits, one_line, random_params
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.checkpoints import FORMATS, load_model, quantising, save_model
+from specjax.checkpoints import load_model, quantising, save_model
 from specjax.checkpoints.arrays import flatten
-from specjax.models import Int8Embedding, Int8Weight
+from specjax.checkpoints.saving import FORMATS
+from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
 from tests.models.tiny import CONFIGS as TINY
 from tests.variants import variants

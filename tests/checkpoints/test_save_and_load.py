@@ -11,7 +11,7 @@ import pytest
 from checkpoint_helpers import CONFIGS, assert_same, bits, edit_json, one_line, random_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax.checkpoints import FORMATS, load_model, save_model
+from specjax.checkpoints import load_model, save_model
 from specjax.checkpoints.arrays import (
     condense,
     copy_as,
@@ -20,6 +20,7 @@ from specjax.checkpoints.arrays import (
     unflatten,
 )
 from specjax.checkpoints.orbax import OrbaxReader
+from specjax.checkpoints.saving import FORMATS
 from specjax.models import model_from_config
 from specjax.models.config import float_dtype
 from specjax.partitioning import Partitioner, make_mesh

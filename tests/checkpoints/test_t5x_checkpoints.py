@@ -25,7 +25,8 @@ from specjax.checkpoints import load_model, save_model
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.t5x import steps, write_t5x
 from specjax.checkpoints.t5x_network import gin_text, read_t5_fields
-from specjax.models import T5Config, config_to_dict, model_from_config
+from specjax.models import T5Config, model_from_config
+from specjax.models.families import config_to_dict
 from specjax.types import Prompts
 from specjax.writing import CHECKSUMS_NAME
 

@@ -14,20 +14,15 @@ import safetensors.numpy
 import transformers
 
 from specjax.acceptance_head import Head, HeadConfig, init_head
-from specjax.checkpoints import (
-    has_head,
-    load_head,
-    load_model,
-    read_config,
-    save_head,
-    save_model,
-    save_t5x_pair,
-)
+from specjax.checkpoints import load_model, read_config, save_model
 from specjax.checkpoints.arrays import flatten
+from specjax.checkpoints.attachments import has_head, load_head, save_head
+from specjax.checkpoints.saving import save_t5x_pair
 from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
 from specjax.fingerprints import digest
-from specjax.models import LlamaConfig, T5Config, config_to_dict, model_from_config
+from specjax.models import LlamaConfig, T5Config, model_from_config
+from specjax.models.families import config_to_dict
 from specjax.text.directories import inspect
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds

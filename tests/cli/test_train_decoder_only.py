@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 import specjax
-from specjax.checkpoints import SpecialIds, load_model, save_model
+from specjax.checkpoints import load_model, save_model
 from specjax.cli.main import main
 from specjax.models import FAMILIES, CausalLM, model_from_config
 from specjax.tokenizers import load_tokenizer
+from specjax.tokenizers.model_files import SpecialIds
 from specjax.training.vocabulary import write_vocabulary
 from specjax.types import Sampling
 from tests.models.tiny import CONFIGS as TINY

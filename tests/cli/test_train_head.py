@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from specjax import load_pair, load_text_model
-from specjax.checkpoints import load_head
+from specjax.checkpoints.attachments import load_head
 from specjax.cli.main import main
 from specjax.training import HeadRecipe
 from tests.cli import stopped

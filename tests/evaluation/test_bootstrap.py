@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from specjax.evaluation import Bootstrap, Sums, ratio
-from specjax.evaluation.bootstrap import mean, pooled
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import Sums, mean, pooled, ratio
 
 DRAWS = np.random.default_rng(0)
 

@@ -5,8 +5,8 @@ import pytest
 import specjax
 from specjax import decoding, drafting, rules, testing, verification
 from specjax.data.examples import Example
-from specjax.evaluation import Bootstrap, RowCounts, divergence, efficiency
-from specjax.evaluation.efficiency import impossible_share
+from specjax.evaluation import Bootstrap, divergence, efficiency
+from specjax.evaluation.efficiency import RowCounts, impossible_share
 from specjax.runs.predictions import record_of_row
 from specjax.types import Sampling
 from tests import tiny_pair

@@ -17,13 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 import specjax
 from specjax import Decoder, Pair, TextModel, drafting
-from specjax.checkpoints import (
-    has_mtp,
-    is_draft_head,
-    load_draft_head,
-    load_model,
-    save_draft_head,
-)
+from specjax.checkpoints import load_model, save_draft_head
+from specjax.checkpoints.heads import has_mtp, is_draft_head, load_draft_head
 from specjax.cli.main import main
 from specjax.errors import UserError
 from specjax.models import model_from_config

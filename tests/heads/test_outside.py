@@ -8,7 +8,8 @@ import pytest
 
 import specjax
 from specjax import decoding, drafting, rules, testing, verification
-from specjax.checkpoints import is_draft_head, load_draft_head, save_draft_head, save_model
+from specjax.checkpoints import save_draft_head, save_model
+from specjax.checkpoints.heads import is_draft_head, load_draft_head
 from specjax.models import LlamaConfig
 from specjax.models.heads import KINDS, HeadConfig, HeadFiles, draft_head
 from specjax.models.heads.eagle import EagleHead

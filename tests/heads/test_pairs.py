@@ -13,8 +13,8 @@ import safetensors.numpy
 
 import specjax
 from specjax import drafting, rules
-from specjax.checkpoints import is_draft_head, load_draft_head, save_draft_head, save_model
-from specjax.checkpoints.heads import open_draft_head
+from specjax.checkpoints import save_draft_head, save_model
+from specjax.checkpoints.heads import is_draft_head, load_draft_head, open_draft_head
 from specjax.cli.main import main
 from specjax.models import LlamaConfig
 from specjax.models.heads import BlockConfig, EagleConfig, draft_head

@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from specjax.checkpoints import load_draft_head, save_draft_head
+from specjax.checkpoints import save_draft_head
+from specjax.checkpoints.heads import load_draft_head
 from tests.heads.test_fixtures import CASES, G, fixture, verifier
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

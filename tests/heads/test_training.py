@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from specjax import TextModel
-from specjax.checkpoints import load_draft_head, save_draft_head
+from specjax.checkpoints import save_draft_head
+from specjax.checkpoints.heads import load_draft_head
 from specjax.data.batching import JoinedBatch, PairBatch
 from specjax.models import T5Config, model_from_config
 from specjax.models.heads import ReadText

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafting
-from specjax.checkpoints import load_draft_head, save_draft_head
+from specjax.checkpoints import save_draft_head
+from specjax.checkpoints.heads import load_draft_head
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.models.gemma import Gemma3Config
 from specjax.models.gemma4 import Gemma4Config

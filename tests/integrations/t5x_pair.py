@@ -24,7 +24,7 @@ from t5x import (
 from t5x.examples.t5 import network
 
 import specjax
-from specjax.checkpoints import save_t5x_pair
+from specjax.checkpoints.saving import save_t5x_pair
 from tests.integrations.t5x_task import LENGTHS, TEXTS, VOCABULARY
 
 BATCH = 8

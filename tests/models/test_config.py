@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.models import config_from_dict, config_to_dict, model_from_config, position_encoding
+from specjax.models import model_from_config, position_encoding
+from specjax.models.families import config_from_dict, config_to_dict
 from tests.models.tiny import CONFIGS
 
 

@@ -13,7 +13,8 @@ import transformers
 
 from specjax import Decoder, Pair, TextModel
 from specjax.checkpoints import load_model, loading, save_model
-from specjax.models import PRESETS, config_from_dict, config_to_dict
+from specjax.models import PRESETS
+from specjax.models.families import config_from_dict, config_to_dict
 from specjax.partitioning import make_mesh
 from specjax.types import Sampling
 from tests.models.hf_models import HF_CONFIGS, made

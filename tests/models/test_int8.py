@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from specjax import cpu_kernels
-from specjax.models import Int8Embedding, Int8Weight, int8, model_from_config, preset
-from specjax.models.int8 import FORMS, abstract_int8, check_form, form_of, int8_form
+from specjax.models import int8, model_from_config, preset
+from specjax.models.int8 import (
+    FORMS,
+    Int8Embedding,
+    Int8Weight,
+    abstract_int8,
+    check_form,
+    form_of,
+    int8_form,
+)
 from specjax.models.weights import float32_logits, is_stored, product, rows
 from specjax.types import Prompts
 from tests.models.test_ragged import worst_error

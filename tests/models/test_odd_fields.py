@@ -11,11 +11,12 @@ import pytest
 import torch
 import transformers
 
-from specjax.checkpoints import has_mtp, is_draft_head, load_model
+from specjax.checkpoints import load_model
+from specjax.checkpoints.heads import has_mtp, is_draft_head
 from specjax.checkpoints.loading import read_config
 from specjax.errors import UserError
 from specjax.models import FAMILIES as OUR_FAMILIES
-from specjax.models import config_from_dict, config_to_dict
+from specjax.models.families import config_from_dict, config_to_dict
 from tests.models.hf_models import made, save_random
 from tests.models.tiny import error, quick_jit
 from tests.variants import variants

@@ -12,14 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from specjax.checkpoints import load_model
 from specjax.checkpoints.hf import config_to_hf
-from specjax.models import (
-    PRESETS,
-    HFFields,
-    T5Config,
-    config_from_dict,
-    config_to_dict,
-    model_from_config,
-)
+from specjax.models import PRESETS, T5Config, model_from_config
+from specjax.models.families import config_from_dict, config_to_dict
+from specjax.models.family import HFFields
 from specjax.models.position_encoding import buckets
 from specjax.models.rope_scaling import scaling_from_hf
 from specjax.tokenizers.model_files import SpecialIds

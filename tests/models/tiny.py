@@ -7,17 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.models import (
-    Gemma2Config,
-    Llama3RopeScaling,
-    LlamaConfig,
-    T5Config,
-    model_from_config,
-)
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.models.gemma import Gemma3Config
 from specjax.models.gemma4 import Gemma4Config
 from specjax.models.llama_variants import GptOssConfig, MixtralConfig
 from specjax.models.qwen_hybrid import Qwen3NextConfig, Qwen35Config
+from specjax.models.rope_scaling import Llama3RopeScaling
 from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 

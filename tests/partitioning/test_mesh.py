@@ -13,12 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.traffic import collectives
-from specjax.models import (
-    Gemma2Config,
-    LlamaConfig,
-    T5Config,
-    model_from_config,
-)
+from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.models.gemma import Gemma3Config
 from specjax.models.gemma4 import Gemma4Config
 from specjax.models.qwen_hybrid import Qwen35Config

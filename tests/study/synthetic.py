@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 
-from specjax.evaluation import Bootstrap, ratio
-from specjax.evaluation.bootstrap import mean
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import mean, ratio
 from specjax.runs.evaluation import as_json
 from specjax.study.measure import Scores
 from specjax.study.points import COMPARED, HELD_OUT

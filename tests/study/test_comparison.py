@@ -134,9 +134,12 @@ class Late:
     """A decoder that compiles a program of its own at the second text, as a deferral may."""
 
     def __init__(self, decoder, *, always):
-        self._decoder, self.buckets, self.rows = decoder, decoder.buckets, decoder.rows
+        self._decoder = decoder
         self._own = jax.jit(lambda x: x + 1.0)
         self._always, self.asked = always, []
+
+    def __getattr__(self, name):
+        return getattr(self._decoder, name)
 
     def __call__(self, prompts, *, ids, **options):
         self.asked.append(ids[0])

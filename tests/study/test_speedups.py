@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from specjax.evaluation import Bootstrap, Interval
+from specjax.evaluation import Bootstrap
+from specjax.evaluation.bootstrap import Interval
 from specjax.study import Setting
 from specjax.study.measure import Scores, Times
 from specjax.study.speedups import conclusion, recommend, speedup, spread

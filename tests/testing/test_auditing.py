@@ -17,7 +17,7 @@ from benchmarks.known_bugs import COUPLED, EQUIVALENT, RIGHT, WRONG
 from specjax import rules
 from specjax.cli.main import main
 from specjax.testing import Verdict, audit
-from specjax.testing.auditing import hard_cases
+from specjax.testing.auditing.hard_cases import hard_cases
 from specjax.testing.auditing.laws import Outcomes, half_width, joint_law, score
 
 FEW = ("q zeros", "joint residual", "other rows", "L=0")  # they tell all bugs

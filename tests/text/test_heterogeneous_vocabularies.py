@@ -9,12 +9,13 @@ import pytest
 
 import specjax
 from specjax import testing
-from specjax.checkpoints import SpecialIds, load_model, save_model
+from specjax.checkpoints import load_model, save_model
 from specjax.decoding.blocks import shape_of
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.text_models import shared_probability, tables, translate
 from specjax.tokenizers import ByteTokenizer, load_tokenizer
+from specjax.tokenizers.model_files import SpecialIds
 from specjax.tokenizers.tokenizer import Pieces
 from specjax.training.vocabulary import write_vocabulary
 from specjax.types import Prompts, Sampling

@@ -9,7 +9,7 @@ import pytest
 import specjax
 from specjax import Decoder, Sampling
 from specjax.drafting import Cascade, HeadEstimate, Survival
-from specjax.models import Int8Weight
+from specjax.models.int8 import Int8Weight
 from specjax.text.directories import built_in_pair
 from specjax.training.head_recipe import _check_pair
 from specjax.training.trainer import _fitting
