@@ -44,7 +44,7 @@ def settings() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, Any]]]:
     yield "vertical cascade", pair, {"drafting": vertical}, {}
     horizontal = specjax.drafting.Cascade([[3, 2], [0, 0]], last=specjax.drafting.Lookup())
     yield "horizontal cascade", pair, {"drafting": horizontal}, {}
-    yield "tree", pair, {"drafting": specjax.text.Tree(depth=3, width=2)}, {}
+    yield "tree", pair, {"drafting": specjax.drafting.Tree(depth=3, width=2)}, {}
     processors = (RepetitionPenalty(1.3), MinP(0.05))
     yield "processors", pair, {"processors": processors}, {}
     yield "int8", specjax.load_pair(weights="int8"), {}, {}

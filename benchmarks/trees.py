@@ -49,7 +49,7 @@ _NOTES = (
     "large by the times of passes. table_tokens: by the table of rates; tokens_per_call: along the",
     "texts, with its standard error. speedup: over the verifier alone, without prompts; measured",
     "with prompts. Greedy children are the same tokens for every kind. The JSON has the parents of",
-    "each tree, for specjax.text.Tree(parents=...).",
+    "each tree, for specjax.drafting.Tree(parents=...).",
 )
 
 

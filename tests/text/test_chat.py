@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoding.method import jitted_init, jitted_run
 
 import specjax
 from specjax import decoding, drafting, rules
+from specjax.decoding.method import jitted_init, jitted_run
 from specjax.models import LlamaConfig, model_from_config
 from specjax.partitioning import make_mesh
 from specjax.text.decoder import Chat

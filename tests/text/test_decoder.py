@@ -466,7 +466,7 @@ def test_padded_embeddings_may_be_on_a_mesh_and_in_a_cascade(paths, padded_paths
     options = {"sampling": Sampling(0.0), "max_draft": 3, "max_new_tokens": 12, "batch_size": 8}
     found, expected = (specjax.Decoder(models, **options)(prompts) for models in (spread, usual))
     assert found.texts == expected.texts
-    cascade = specjax.text.Cascade([[1, 1], [0, 2]], models=("drafter", paths["drafter"]))
+    cascade = specjax.drafting.Cascade([[1, 1], [0, 2]], models=("drafter", paths["drafter"]))
     del options["max_draft"]
     found = specjax.Decoder(pair, drafting=cascade, **options)(prompts)
     assert found.texts == expected.texts

@@ -114,12 +114,12 @@ def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
     pair = specjax.Pair(drafter=verifier, verifier=verifier)  # all drafts are accepted
     parts = {
         "chain": {"max_draft": 3},
-        "tree": {"drafting": specjax.text.Tree(depth=3, width=2)},
+        "tree": {"drafting": specjax.drafting.Tree(depth=3, width=2)},
         "bild": {
-            "method": specjax.text.BiLDCascade(3),
+            "method": specjax.decoding.BiLDCascade(3),
             "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(20.0)),
         },
-        "token cascade": {"method": specjax.text.TokenCascade(3), "rule": rules.Chow(1.0)},
+        "token cascade": {"method": specjax.decoding.TokenCascade(3), "rule": rules.Chow(1.0)},
         "alone": {},
     }[name]
     models = verifier if name == "alone" else pair
@@ -144,7 +144,7 @@ def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
 
 def test_a_tree_has_a_bar_per_node():
     pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
-    tree = specjax.text.Tree(depth=2, width=2)
+    tree = specjax.drafting.Tree(depth=2, width=2)
     result = specjax.Decoder(pair, drafting=tree, **SHAPE)(PROMPTS, seed=0)
     found, size = result.acceptance, len(result.acceptance.drafted_nodes)
     assert size > 2  # more nodes than depths

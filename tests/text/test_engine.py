@@ -281,10 +281,10 @@ def test_an_engine_shows_its_shape_and_its_rows(decoder):
 
 METHODS = {
     "chain": {"max_draft": 3},
-    "tree": {"drafting": specjax.text.Tree(depth=2, width=2)},
-    "token cascade": {"method": specjax.text.TokenCascade(3), "rule": rules.Chow(0.97)},
+    "tree": {"drafting": specjax.drafting.Tree(depth=2, width=2)},
+    "token cascade": {"method": specjax.decoding.TokenCascade(3), "rule": rules.Chow(0.97)},
     "sequence cascade": {
-        "method": specjax.text.SequenceCascade(),
+        "method": specjax.decoding.SequenceCascade(),
         "rule": rules.SequenceChow(0.95),
     },
     "alone": {},

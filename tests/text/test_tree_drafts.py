@@ -4,7 +4,7 @@ import pytest
 
 import specjax
 from specjax import verification
-from specjax.text import Tree
+from specjax.drafting import Tree
 from specjax.types import Sampling
 from tests import tiny_pair
 
