@@ -208,10 +208,10 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
         return "the drafts of a head depend on where their round began"
     if setting.is_alone:
         return None
-    if setting.longest is None:
-        return "costs choose the length of its drafts"
     if setting.method is not None:
         return "the choice of the model depends on the text so far"
+    if setting.longest is None:
+        return "costs choose the length of its drafts"
     if has_carry(setting.part("rule")):
         return f"the decisions of {setting.rule} depend on earlier tokens"
     if setting.part("verification").has_carry:
