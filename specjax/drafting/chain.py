@@ -221,8 +221,6 @@ class Chain(ModelDrafter):
         return self.model == "drafter"
 
     def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
-        from specjax.drafting.heads import with_network  # whose classes derive from this one
-
         small = models.model(self.model)
         stopping, params = models.policy(small, self.stopping)
         longest = self.max_draft or models.max_draft
@@ -241,7 +239,7 @@ class Chain(ModelDrafter):
             # A draft of fixed length continues after an end, so rows stay independent.
             eos_ids=() if stopping.is_fixed else models.eos_ids,
         )
-        chain, network = (chain, ()) if small is None else with_network(chain, small, models)
+        chain, network = models.network(chain)
         return chain, ChainParams(network, params)
 
     def check_within(self, before: int) -> None:

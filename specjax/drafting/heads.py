@@ -34,7 +34,6 @@ from specjax.types import (
     Bonus,
     DraftBlock,
     DraftInputs,
-    DraftModels,
     DraftTraits,
     Drawn,
     Params,
@@ -277,7 +276,7 @@ class EagleTree(_ReadsVerifier, Tree):
         return Bonus(q, q_conf, passes), state._replace(cache=cache)
 
 
-def with_network(drafter: Any, small: Any, models: DraftModels) -> tuple[Any, Params]:
+def with_network(drafter: Any, small: Any, verifier: Any) -> tuple[Any, Params]:
     """A `Chain` or `Tree` of the network of `small`, which may be a draft head; its parameters."""
     fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
     fields |= {"model": small.model}
@@ -287,4 +286,4 @@ def with_network(drafter: Any, small: Any, models: DraftModels) -> tuple[Any, Pa
         return type(drafter)(**fields), small.prepared
     of_blocks = BlockDrafter if small.model.most_drafts else EagleDrafter
     kind = of_blocks if isinstance(drafter, Chain) else EagleTree
-    return kind(**fields), small.model.joined(small.prepared, models.model("verifier").prepared)
+    return kind(**fields), small.model.joined(small.prepared, verifier.prepared)

@@ -314,12 +314,9 @@ class Tree(ModelDrafter):
         return k_ary(self.depth, self.width)
 
     def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
-        from specjax.drafting.heads import with_network  # whose class derives from this one
-
-        small = models.model(self.model)
-        tree = dataclasses.replace(self, name=self.name or self.model)
-        drafter, network = (tree, ()) if small is None else with_network(tree, small, models)
-        return drafter, ChainParams(network)
+        named = dataclasses.replace(self, name=self.name or self.model)
+        tree, network = models.network(named)
+        return tree, ChainParams(network)
 
     @property
     def max_draft(self) -> int:

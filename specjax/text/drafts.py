@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from specjax.drafting import Bigram, FixedLength
 from specjax.drafting.chain import catches_up_on
+from specjax.drafting.heads import with_network
 from specjax.drafting.stopping import check_needs_no_params, check_own_params, check_policy
 from specjax.errors import UserError
 from specjax.rules import Lossless
@@ -99,6 +100,12 @@ class DecoderModels(DraftModels):
                 "with names of their own"
             )
         return name, model
+
+    def network(self, drafter: Any) -> tuple[Any, Params]:
+        small = self.model(drafter.model)
+        if self.named is None or small is None:
+            return drafter, ()
+        return with_network(drafter, small, self.named["verifier"])
 
     def policy(self, model: TextModel | None, own: Stopping | None) -> tuple[Stopping, Params]:
         given = own or self.stopping or FixedLength()

@@ -6,8 +6,8 @@ m tokens of an output, n outputs.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,6 @@ from specjax.text.requests import check_unicode, checked_sampling, encode
 from specjax.text.results import Row, TopTokens
 from specjax.text.text_models import TextModel
 from specjax.types import Cache, LanguageModel, Params, Prompts, Sampling
-
-if TYPE_CHECKING:
-    # A Decoder scores texts.
-    from specjax.text.decoder import Decoder
 
 # The most entries of arrays over the vocabulary in memory.
 _ENTRIES = 2**27
@@ -289,13 +285,13 @@ def _output_tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
 
 
 def written(
-    decoder: "Decoder",
+    decoder: Callable[..., Iterable[Row]],
     prompts: Sequence[np.ndarray],
     *,
     seed: int,
     ids: Sequence[int] | None = None,
 ) -> KnownTexts:
-    """Decodes prompts to known texts; see `Decoder` for `seed` and `ids`.
+    """Decodes prompts to known texts by a `Decoder`; see there for `seed` and `ids`.
 
     With the verifier alone, texts follow the verifier's distribution.
     """

@@ -178,6 +178,12 @@ class DraftModels(Protocol):
         `source` is its name, a directory, which is read with the options `loading`, or the model.
         """
 
+    def network(self, drafter: Any) -> tuple[Any, Params]:
+        """A drafter with the network of `drafter.model`, a name; and the network's parameters.
+
+        While only parts are checked, the drafter itself and ().
+        """
+
     def policy(self, model: Any, own: "Stopping | None") -> "tuple[Stopping, Params]":
         """The stopping policy of a model's drafts, the decoder's unless they have their `own`."""
 

@@ -31,6 +31,10 @@ class Networks(DraftModels):
     def level(self, place, source, **loading):
         return source, self.model(source)
 
+    def network(self, drafter):
+        small = self.model(drafter.model)
+        return dataclasses.replace(drafter, model=small.model), small.prepared
+
     def policy(self, model, own):
         return own or drafting.FixedLength(), ()
 
