@@ -554,7 +554,10 @@ def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Pair | TextMo
         )
     if setting.is_alone:
         _check_names(named, setting.needed, f"method={setting.method}")
-        return setting, named[setting.needed[0]]
+        model = named[setting.needed[0]]
+        if not isinstance(model, TextModel):
+            raise UserError(f"models must be TextModels by name, got {type(model).__name__}")
+        return setting, model
     all_models = models if isinstance(models, Pair) else Pair(**named)
     if len(named) == 1 and setting.method is None and setting.drafting is None:
         for name in ("drafter", *OF_DRAFTS):
