@@ -187,7 +187,7 @@ def test_a_whole_method(pair, page):
 
 def test_any_number_of_models_has_one_vocabulary(pair):
     models = specjax.Pair(verifier=pair.verifier, middle=tiny_pair.tabular(3), drafter=pair.drafter)
-    assert list(models.named) == ["verifier", "middle", "drafter"]
+    assert list(models.named) == ["drafter", "verifier", "middle"]
     decoder = specjax.Decoder(models, max_draft=2, **SHAPE)
     # Results depend on the models in use.
     assert set(decoder.describe()["models"]) == {"verifier", "drafter"}

@@ -117,9 +117,7 @@ class Cascade(Drafting):
                 name = "rules" if rule is self.rules else f"rules[{i}]"
                 check_is_rule(name, rule)
                 if has_carry(rule) or any(map(np.ndim, jax.tree.leaves(rule))):
-                    raise UserError(
-                        f"{name} must have scalar strengths and no budget, got {rule!r}"
-                    )
+                    raise UserError(f"{name} must have scalar strengths and no carry, got {rule!r}")
         if self.lenience != 1.0 and None not in self._rules:
             raise UserError("lenience must be left out: each level has its own rule in `rules`")
 

@@ -184,7 +184,7 @@ class Setting:
         return {
             field.name: value
             for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) != field.default
+            if (value := getattr(self, field.name)) != field.default and value is not None
         }
 
     @property
