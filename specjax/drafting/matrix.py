@@ -186,10 +186,11 @@ class Cascade(Drafting):
             return HorizontalCascade(drafters, tuple(counts.values()), self.cumulative), params
 
         drafter, params = row(0)
-        for i in sorted(unused):
+        if unused:
+            name = [*(name for name, _ in levels), "last"][min(unused)]
             raise UserError(
-                f"K={[list(row) for row in self.lengths]} has no tokens for {self._names[i]} in "
-                "any row that is used: leave out this drafter, or give it tokens"
+                f"K={[list(row) for row in self.lengths]} has no tokens for {name} in any row that "
+                "is used: leave out this drafter, or give it tokens"
             )
         if self.width is not None:
             drafter = CaterpillarDrafter(drafter, self.width)

@@ -385,7 +385,7 @@ def _plain(name: str, value: Any) -> Any:
 
 def _check_is_cascade(method: Any) -> None:
     if not isinstance(method, VerifierAlone | DrafterAlone):
-        check_part("method", method, ("bound",), "decoding.TokenCascade()")
+        check_part("method", method, ("bound",), "specjax.decoding.TokenCascade()")
 
 
 # Refuses what is no such part.
