@@ -227,7 +227,7 @@ def infer(
         found = [done[key]["info"]["rounds"] if key in done else 0 for key in keys]
         rounds = np.array(found, np.int32)
         if process is not None:
-            rounds = processes.gather(rounds)[0]
+            rounds = processes.gather(rounds).max(axis=0)  # the others have zeros
         known = {int(place): int(rounds[place]) for place in np.flatnonzero(rounds)}
         emitted, start, compiled = 0, time.perf_counter(), compile_seconds()
         with warnings.catch_warnings():

@@ -56,11 +56,13 @@ def join(
     # This service would catch SIGTERM, with which launchers end a run.
     jax.config.update("jax_enable_preemption_service", False)
     where = "the cluster's environment" if address is None else address
+    state = importlib.import_module("jax._src.distributed").global_state
     try:
         jax.distributed.initialize(address, count, index)
         if jax.process_count() == 1:
             return None
-        process = Process(jax.process_index(), jax.process_count())
+        # Not JAX's index: a TPU may number the processes in another order than its workers.
+        process = Process(state.process_id, jax.process_count())
         # The processes exchange the list of their devices.
         by_process = np.array(jax.devices()).reshape(process.count, -1)
     except jax.errors.JaxRuntimeError as error:
@@ -73,7 +75,11 @@ def join(
             "--coordinator_address=HOST:PORT of process 0, --process_count and --process_index"
         ) from None
     with naming_lost_processes(process):
-        connect(Mesh(by_process, ("process", "device")), wait=_wait_for_all)
+        # This wait needs no connected devices, but finds a lost process late.
+        connect(
+            Mesh(by_process, ("process", "device")),
+            wait=lambda: state.client.wait_at_barrier("specjax-joined", timeout_in_ms=_DAY_MS),
+        )
     return process
 
 
@@ -97,12 +103,6 @@ def connect(mesh: Mesh, *, wait: Callable[[], Any] | None = None) -> None:
     compiled = jit(program).lower().compile()
     gather(np.int32(0)) if wait is None else wait()
     jax.block_until_ready(compiled())
-
-
-def _wait_for_all() -> None:
-    """Waits for all processes; needs no connected devices, but finds a lost process late."""
-    state: Any = importlib.import_module("jax._src.distributed").global_state
-    state.client.wait_at_barrier("specjax-joined", timeout_in_ms=_DAY_MS)
 
 
 def gather(values: Any) -> np.ndarray:

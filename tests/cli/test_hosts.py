@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from jax._src import distributed
 
 from specjax.cli import hosts
 from specjax.cli.main import main
-from specjax.runs import processes
+from specjax.runs import inference, processes
 from specjax.runs.processes import LostProcessError, Process
 from tests.cli.infer_command import TEXTS, arguments, write
 
@@ -21,14 +22,29 @@ def test_only_the_first_process_writes(paths, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(processes, "gather", gather)
     monkeypatch.setattr(processes, "check_same", lambda *_: None)
-    found = []
-    for index in (0, 1):
-        monkeypatch.setattr(hosts, "start", lambda args, index=index: Process(index, 2))
-        assert main(arguments(paths, source, output if not index else tmp_path / "none")) == 0
-        found.append(capsys.readouterr().out)
-    assert found[0].startswith("{") and not found[1]
-    assert len((output / "predictions.jsonl").read_bytes().splitlines()) == len(TEXTS) + 1
-    assert not (tmp_path / "none").exists()
+    written, decoded = output / "predictions.jsonl", []
+
+    def record(*row, record_of_row=inference.record_of_row):
+        decoded[-1] += 1
+        return record_of_row(*row)
+
+    monkeypatch.setattr(inference, "record_of_row", record)
+    for known in (0, 5):
+        if known:
+            whole = written.read_bytes()
+            written.write_bytes(b"".join(whole.splitlines(keepends=True)[:known]))
+        found = []
+        given.clear()
+        for index in (0, 1):
+            decoded.append(0)
+            monkeypatch.setattr(hosts, "start", lambda args, index=index: Process(index, 2))
+            assert main(arguments(paths, source, output if not index else tmp_path / "none")) == 0
+            found.append(capsys.readouterr().out)
+        assert found[0].startswith("{") and not found[1]
+        assert len(written.read_bytes().splitlines()) == len(TEXTS) + 1
+        assert not (tmp_path / "none").exists()
+        assert decoded[-2:] == 2 * [len(TEXTS) - known]
+    assert written.read_bytes() == whole
     monkeypatch.undo()
     # It is a run like any other, and a single process finds it complete.
     assert main(arguments(paths, source, output)) == 0
@@ -49,6 +65,11 @@ def test_a_tpu_of_several_hosts_is_one_program(monkeypatch):
         monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
         assert hosts.start(Arguments) is None
         assert joined == [(None, None, None)]
+        # The worker's own number; JAX may count the processes in another order.
+        monkeypatch.setattr(processes, "connect", lambda *_, **wait: None)
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(distributed.global_state, "process_id", 1)
+        assert hosts.start(Arguments) == Process(1, 2) and jax.process_index() == 0
         # JAX must leave SIGTERM alone.
         assert not jax.config.jax_enable_preemption_service
     finally:
