@@ -122,10 +122,6 @@ def check_free(path: Path) -> None:
         raise NotADirectoryError(f"{existing} is a file: give a path in a directory")
 
 
-class InUseError(OSError):
-    """Another process has the lock."""
-
-
 @contextlib.contextmanager
 def locked(path: Path, in_use: str) -> Iterator[None]:
     """Holds a lock, which ends with the process; warns if the file system has no locks.
@@ -149,7 +145,7 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InUseError(in_use) from None
+                raise OSError(in_use) from None
             except OSError as error:
                 print(
                     f"specjax: warning: the file system of {path.parent} has no locks "

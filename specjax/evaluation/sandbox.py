@@ -269,7 +269,7 @@ def program(problem: Problem, output: str) -> str:
     return f"{prompt}{code}\n\n{problem.tests}"
 
 
-# The rounds of a search score the same outputs again, and lossless settings often write the same.
+# Lossless settings often write the same.
 @functools.lru_cache(maxsize=1 << 14)
 def _passes(sandbox: Sandbox, source: str) -> bool:
     return sandbox.run(source).passed

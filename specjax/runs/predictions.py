@@ -159,24 +159,6 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest()[:_DIGITS].encode()
 
 
-def written_rows(path: Path, run: str) -> tuple[list[Record], bytes]:
-    """Returns the rows that the run with this fingerprint has written so far.
-
-    The second value is an incomplete last line. The file may be absent.
-    """
-    try:
-        data = read_regular(path)
-    except FileNotFoundError:
-        return [], b""
-    *lines, torn = data.split(b"\n")
-    records = [record_of(line, run, path, number) for number, line in enumerate(lines, 1)]
-    if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
-        raise _not_a_row(path, len(lines) + 1)
-    for record in records:
-        del record[RUN]
-    return records, torn
-
-
 def _not_a_row(
     path: str | os.PathLike[str],
     number: int,
@@ -192,19 +174,27 @@ def resume(
 ) -> dict[Key, Record]:
     """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    `inputs` has the rows that may be there, with their inputs; `failed` the ids of those that
+    The file may be absent. `inputs` has the rows that may be there, with their inputs; `failed` the ids of those that
     cannot be decoded.
     """
-    rows, torn = written_rows(path, run)
+    try:
+        data = read_regular(path)
+    except FileNotFoundError:
+        return {}
+    *lines, torn = data.split(b"\n")
     records: dict[Key, Record] = {}
-    for number, record in enumerate(rows, 1):
+    for number, line in enumerate(lines, 1):
+        record = record_of(line, run, path, number)
         key = key_of(record)
         is_other = inputs.get(key) != record["inputs"] or ("error" in record) != (key[0] in failed)
         if key in records or is_other:
             raise _not_a_row(path, number)
+        del record[RUN]
         records[key] = record
+    if torn[: len(_FIRST_KEY)] != _FIRST_KEY[: len(torn)]:
+        raise _not_a_row(path, len(lines) + 1)
     if torn:
-        write_atomically(path, path.read_bytes()[: -len(torn)])
+        write_atomically(path, data[: -len(torn)])
     return records
 
 
