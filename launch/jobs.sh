@@ -63,7 +63,7 @@ silent_workers() {
 
 # blame WHAT WORKERS
 blame() {
-  local where="on worker(s) $2 of $WORKERS"
+  local where="on worker(s) $2${WORKERS:+ of $WORKERS}"
   [[ -n $2 ]] || where="(all $WORKERS worker(s) answered)"
   die "$1 failed $where: try again; if a worker never answers, run" \
     "\`launch/tpu.sh delete\`, then create, setup and run (which continues from BUCKET)"
@@ -266,7 +266,6 @@ fetch() {
   else
     need_ready
     read -ra flags <<<"$SSH_FLAGS"
-    WORKERS="$(count_workers)"
     # The other workers of one program write nothing.
     act mkdir -p "$target/worker-0"
     act gcloud compute tpus tpu-vm scp "$TPU_NAME:$REMOTE/runs/$RUN_NAME/*" "$target/worker-0/" \
