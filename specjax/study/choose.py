@@ -178,11 +178,15 @@ def _front(estimates: Sequence[Expected]) -> list[Expected]:
 
 
 class Choice(NamedTuple):
-    """The answer: `DRAFT`, `DO_NOT_DRAFT` or `NOT_MET`, which has no setting; and why."""
+    """The answer: `DRAFT`, `DO_NOT_DRAFT` or `NOT_MET`, which has no setting; and why.
+
+    `verdicts` has the limits of each setting; none without the verifier alone.
+    """
 
     answer: str
     setting: Setting | None
     why: str
+    verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]
 
 
 class Judge:
@@ -238,30 +242,30 @@ class Judge:
         better, the choice is the verifier alone, or a lossless setting that is shown to be faster.
         """
         if (alone := scored.get(self.alone)) is None:
-            return Choice(NOT_MET, None, "the verifier alone failed, so there is no baseline")
+            return Choice(NOT_MET, None, "the verifier alone failed, so there is no baseline", {})
         verdicts = {x: self.verdict(x, scores, alone) for x, scores in scored.items()}
         passing = [
             x for x, limits in verdicts.items() if all(one["within"] for one in limits.values())
         ]
         if not passing:
-            return Choice(NOT_MET, None, _why_not(verdicts))
+            return Choice(NOT_MET, None, _why_not(verdicts), verdicts)
         best = max(passing, key=lambda x: self.gain(scored[x]))
         text, leads = self._lead(scored[best], alone)
         if best != self.alone and (leads or self.alone not in passing):
-            return Choice(DRAFT, best, f"it is {text}")
+            return Choice(DRAFT, best, f"it is {text}", verdicts)
         safe = [x for x in passing if x.is_lossless and x != self.alone]
         if self.search.wants_quality and safe:
             fastest = min(safe, key=lambda x: scored[x].value(RELATIVE))
             speed, leads = _speed(scored[fastest])
             if leads:
                 why = f"it is {speed}, and lossless: its quality is the verifier's"
-                return Choice(DRAFT, fastest, why)
+                return Choice(DRAFT, fastest, why, verdicts)
         if best == self.alone:
             gains = "better" if self.search.wants_quality else "faster"
             why = f"no other setting that keeps the limits is {gains}"
         else:
             why = f"the best other setting, {best.described()}, is {text}: this may be chance"
-        return Choice(DO_NOT_DRAFT, self.alone, why)
+        return Choice(DO_NOT_DRAFT, self.alone, why, verdicts)
 
     def chance(self, chosen: Setting, scores: Scores, alone: Scores) -> str | None:
         """Says how the chosen setting does on texts that it was not chosen by, if its lead is gone.
@@ -343,8 +347,8 @@ def answer(
             raise UserError(f"{chosen.described()} failed on the held-out texts: {error}") from None
         if choice.answer == DRAFT and (text := judge.chance(chosen, scores, verifier)):
             why = f"the best other setting, {chosen.described()}, is {text} on held-out texts"
-            choice = Choice(DO_NOT_DRAFT, judge.alone, f"{why}: its lead may be chance")
-            chosen, scores = judge.alone, verifier
+            chosen, scores, why = judge.alone, verifier, f"{why}: its lead may be chance"
+            choice = choice._replace(answer=DO_NOT_DRAFT, setting=chosen, why=why)
         limits = judge.verdict(chosen, scores, verifier)
         for limit in limits.values():
             below = limit["value"] is not None and limit["value"] <= limit["limit"]
@@ -357,15 +361,13 @@ def answer(
             "figures": _figures(scores, judge.quality),
             "verifier": _figures(verifier, judge.quality),
         }
-    alone = scored.get(judge.alone)
     considered = [
         {
             "setting": setting.described(),
-            "limits": judge.verdict(setting, scores, alone),
-            "figures": _figures(scores, judge.quality),
+            "limits": verdict,
+            "figures": _figures(scored[setting], judge.quality),
         }
-        for setting, scores in scored.items()
-        if alone is not None
+        for setting, verdict in choice.verdicts.items()
     ]
     return {
         "limits": judge.search.limits,
