@@ -64,8 +64,8 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "boolean": lambda x: isinstance(x, bool),
     "null": lambda x: x is None,
 }
-# Of outlines-core's formats, those whose expressions are strings of JSON.
-FORMATS = ("date", "date-time", "uuid")
+# Of outlines-core's formats, those whose expressions have no more texts than they should.
+_FORMATS = ("date", "uuid")
 _INSTEAD = {
     "oneOf": "write anyOf",
     "allOf": "write one schema",
@@ -111,7 +111,7 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a part of the schema such as '#/$defs/name', without ~ and %",
     ),
     "pattern": (lambda x: isinstance(x, str), "a text such as '[0-9]+'"),
-    "format": (lambda x: x in FORMATS, f"one of {', '.join(FORMATS)}"),
+    "format": (lambda x: x in _FORMATS, f"{' or '.join(_FORMATS)} (for others write a pattern)"),
 }
 
 
@@ -275,14 +275,10 @@ class _Checker:
             schema["anyOf"] = [{}]  # outlines-core writes no parentheses around the alternatives
         if schema.get("anyOf") == [{}]:
             return
-        names, required = schema.get("properties", {}), schema.get("required", ())
-        for name in required:
-            if name not in names:
-                why = f"has {_shown(name)}, which is not in properties: add it there"
-                _refuse(f"{where}.required", why)
-        for name, each in names.items():
+        for name, each in schema.get("properties", {}).items():
             _check_name(name, f"{where}.properties")
-            self.check(each, f"{where}.properties.{name}", followed, name not in required)
+            is_optional = name not in schema.get("required", ())
+            self.check(each, f"{where}.properties.{name}", followed, is_optional)
         for key in ("anyOf", "prefixItems"):
             for i, each in enumerate(schema.get(key, ())):
                 self.check(each, f"{where}.{key}[{i}]", followed, optional)
@@ -301,8 +297,10 @@ class _Checker:
         self.deepest = max(self.deepest, len(followed))
         target, names = self.root, pointer.split("/")[1:]
         for name in names:
-            target = target.get(name) if isinstance(target, dict) else None
-            if target is None:
+            if not isinstance(target, dict):
+                why = "must lead through objects only: move the part to $defs"
+                _refuse(where, f"{why}, got {_shown(pointer)}")
+            if (target := target.get(name)) is None:
                 _refuse(where, f"is {_shown(pointer)}, and the schema has no such part")
         path = "".join(f".{name}" for name in names)
         self.check(target, path, (*followed, pointer), optional)
@@ -327,17 +325,26 @@ def _deciding(schema: Any, where: str) -> str:
     kind = next((key for key in _DECIDING if key in given), "type" if given else "any")
     of, beside = _DECIDING.get(kind, (None, ()))
     if of is not None and schema.setdefault("type", of) != of:
-        _refuse(
-            f"{where}.type", f"must be {_shown(of)} beside {kind}, got {_shown(schema['type'])}"
-        )
+        why = f"must be {_shown(of)} beside {kind} (for other types too, write anyOf)"
+        _refuse(f"{where}.type", f"{why}, got {_shown(schema['type'])}")
+    if kind in ("type", "properties") and "object" in given.get("type", "object"):
+        for name in given.get("required", ()):
+            if name not in given.get("properties", ()):
+                why = f"has {_shown(name)}, which is not in properties: add it there"
+                _refuse(f"{where}.required", why)
+        if kind == "type" and given.get("additionalProperties") is False:
+            _refuse(f"{where}.additionalProperties", "is false without properties: add properties")
+    what, remedy = kind, "leave one of them out"
     if kind == "type":
         if "type" not in given:
             _refuse(where, f"has {', '.join(given)} without a type: add it")
         listed = given["type"] if isinstance(given["type"], list) else [given["type"]]
         beside = ("type", *(key for each in listed for key in _OF_TYPES.get(each, ())))
+        what, remedy = f"type {_shown(given['type'])}", "leave it out"
     for key, value in given.items():
         if key not in (kind, *beside):
-            _refuse(f"{where}.{key}", f"is not supported beside {kind}, got {_shown(value)}")
+            why = f"is not supported beside {what}: {remedy}, got {_shown(value)}"
+            _refuse(f"{where}.{key}", why)
     for key, of in (("items", "prefixItems"), ("additionalProperties", "properties")):
         if schema.get(key) is True:  # as if it were absent
             del schema[key]
