@@ -174,8 +174,8 @@ def resume(
 ) -> dict[Key, Record]:
     """The rows of an earlier start by key; removes an incomplete last line from the file.
 
-    The file may be absent. `inputs` has the rows that may be there, with their inputs; `failed` the ids of those that
-    cannot be decoded.
+    The file may be absent. `inputs` has the rows that may be there, with their inputs; `failed` the
+    ids of those that cannot be decoded.
     """
     try:
         data = read_regular(path)

@@ -363,21 +363,21 @@ GIVEN = {"ids": np.arange(3), "limits": np.full(3, 4), "max_new": 4}
 @pytest.mark.parametrize(("kind", "message"), [(Wide, "Wide.process returns"), (Other, "dtypes")])
 def test_a_wrong_processor_is_named(kind, message):
     params, method = decoding.MethodParams(P, processors=((),)), decoding.Autoregressive(MODEL)
-    drawn = sampling.Sampling(processors=(kind(),))
+    drawn = types.Sampling(processors=(kind(),))
     with pytest.raises((AssertionError, ValueError), match=message):
         method.run(params, begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN), 5)
 
 
 def test_wrong_values_are_refused():
     with pytest.raises(ValueError, match=r"processors must be a tuple .*, got 3"):
-        sampling.Sampling(processors=3)
+        types.Sampling(processors=3)
     with pytest.raises(
         ValueError, match=r"processors\[0\] must be an instance, got the class MinP"
     ):
-        sampling.Sampling(processors=(processors.MinP,))
-    drawn = sampling.Sampling(processors=(processors.MinP(0.1),))
+        types.Sampling(processors=(processors.MinP,))
+    drawn = types.Sampling(processors=(processors.MinP(0.1),))
     with pytest.raises(AssertionError, match=r"draw rows by the functions of specjax.processing"):
-        sampling.distribution(jnp.zeros(V), drawn)
+        sampling.distributions.distribution(jnp.zeros(V), drawn)
     method = decoding.Autoregressive(MODEL)
     with pytest.raises(AssertionError, match="one for each processor"):
         begin(method, decoding.MethodParams(P), INPUTS, LENGTHS, sampling=drawn, **GIVEN)
@@ -388,7 +388,7 @@ def test_no_processor_leaves_a_row_without_tokens():
     forced, shared = bound_to(V, processors.ForcedTokens({1: 1}), processors.SuppressTokens((1,)))
     params = decoding.MethodParams(P, processors=shared)
     method = decoding.Autoregressive(MODEL)
-    drawn = sampling.Sampling(processors=forced)
+    drawn = types.Sampling(processors=forced)
     state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
     tokens = np.asarray(method.run(params, state, 10).tokens)
     assert (tokens[:, 1] == 1).all() and (tokens[:, [0, 2, 3]] != 1).all()
@@ -431,7 +431,7 @@ def test_no_strength_is_too_large(processor):
     given, shared = bound_to(V, processors.SuppressTokens((2,)), processor, processor)
     params = decoding.MethodParams(P, processors=shared)
     for temperature in (0.0, 1e-6, 1.0):
-        method, drawn = decoding.Autoregressive(MODEL), sampling.Sampling(temperature)
+        method, drawn = decoding.Autoregressive(MODEL), types.Sampling(temperature)
         drawn = dataclasses.replace(drawn, processors=given)
         state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
         state = method.run(params, state, 10)
@@ -445,7 +445,7 @@ def test_one_strength_after_another_compiles_nothing():
     def texts(strength):
         params = decoding.MethodParams(P, processors=((),))
         changes = (processors.RepetitionPenalty(strength),)
-        drawn = sampling.Sampling(0.0, processors=changes)
+        drawn = types.Sampling(0.0, processors=changes)
         state = begin(method, params, INPUTS, LENGTHS, sampling=drawn, **GIVEN)
         return np.asarray(method.run(params, state, 10).tokens)
 
@@ -455,7 +455,7 @@ def test_one_strength_after_another_compiles_nothing():
     mild = texts(1.0)
     assert run.num_programs() == 1
     alone = decoding.MethodParams(P)
-    state = begin(method, alone, INPUTS, LENGTHS, sampling=sampling.Sampling(0.0), **GIVEN)
+    state = begin(method, alone, INPUTS, LENGTHS, sampling=types.Sampling(0.0), **GIVEN)
     np.testing.assert_array_equal(mild, method.run(alone, state, 10).tokens)
     assert run.num_programs() == 2  # without a processor
     assert (texts(9.0) != mild).any()
