@@ -31,6 +31,7 @@ MODEL_TYPES = {
 DIVISORS = "rope_freqs.weight"
 # More than headers have, a text being two: Gemma's has 1,100,000.
 _MOST_READS = 4_000_000
+_AGAIN = "download or copy it again"
 # What a value must be, in words.
 _WORDS, _FLAG, WHOLE = "a text", "true or false", "a whole number of at least 1"
 _NUMBER, _ID = "a number above 0", "the id of a token"
@@ -182,26 +183,49 @@ def _reader(gguf: Any) -> Any:
             self.reads += 1
             if self.reads > _MOST_READS:
                 raise ValueError(f"its header has more than {_MOST_READS:,} values")
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise EOFError
             return np.frombuffer(self.data, dtype, int(count), int(offset))
 
     return Reader
 
 
+@np.errstate(over="ignore")  # a place beyond 64 bits is refused
 def _parsed(file: Path) -> Header:
     gguf = require("gguf", "gguf")
+    with file.open("rb") as opened:
+        magic, version = opened.read(4), opened.read(4)
+    if magic != b"GGUF":
+        raise UserError(f"{file} is no GGUF file, as it begins with {magic!r}: {_AGAIN}")
+    if version[:2] == b"\0\0":
+        raise UserError(f"{file} is a big-endian GGUF file: take a little-endian one")
+    if len(version) == 4 and (number := int.from_bytes(version, "little")) not in (2, 3):
+        raise UserError(f"{file} has version {number} of GGUF: take a file of version 2 or 3")
     try:
         reader, tensors = _reader(gguf)(file), {}
         for x in reader.tensors:
             shape = tuple(x.shape[::-1].tolist())
             if not 0 < len(shape) < 5 or 0 in shape:
                 raise ValueError(f"{_shown(x.name)} has shape {shape}")
+            if x.data_offset < reader.data_offset:
+                raise ValueError(f"{_shown(x.name)} is at byte {x.data_offset}, in the header")
             tensors[x.name] = Tensor(shape, x.tensor_type, x.data_offset, x.n_bytes)
-        return Header(file, {key: _value(x) for key, x in reader.fields.items()}, tensors)
-    except (ValueError, LookupError, OverflowError, RecursionError) as error:
-        raise UserError(
-            f"{file} is no GGUF file, or is cut short or damaged ({one_line(error)}): download or "
-            "copy it again; if its quantisation is new, take another, such as Q8_0, Q4_K_M or F16"
-        ) from None
+        metadata = {key: _value(x) for key, x in reader.fields.items()}
+    except EOFError:
+        end = f"{file.stat().st_size:,}"
+        raise UserError(f"{file} ends at byte {end}, before its contents do: {_AGAIN}") from None
+    except KeyError as error:
+        raise UserError(f"{file} has a key twice ({error.args[0]}): {_AGAIN}") from None
+    except (ValueError, IndexError, OverflowError, RecursionError) as error:
+        if "GGMLQuantizationType" in str(error):
+            raise UserError(
+                f"{file} has a quantisation that gguf does not know ({one_line(error)}): take "
+                "another, such as Q8_0, Q4_K_M or F16"
+            ) from None
+        raise UserError(f"{file} is damaged ({one_line(error)}): {_AGAIN}") from None
+    if not reader.reads:  # nothing was limited
+        raise UserError("this version of gguf is not supported: run pip install gguf==0.19.0")
+    return Header(file, metadata, tensors)
 
 
 def _value(field: Any) -> Any:

@@ -363,32 +363,58 @@ def test_several_ends_of_texts(tmp_path):
 
 TWICE = packed("str", "general.alignment")[4:] + packed("I", 32)
 TENSOR = packed("str", "x")[4:]
+ENDS = r"ends at byte \d+, before its contents do: download or copy it again"
 
 
 @pytest.mark.parametrize(
     ("counts", "rest", "message"),
     [
-        ((0, 10**12), b"", "buffer"),
-        ((10**12, 1), b"", "buffer"),
-        ((0, 2), b"", "buffer"),
-        ((0, 2), TWICE, "Duplicate general.alignment"),
-        ((1, 1), TENSOR + struct.pack("<I", 2**31) + bytes(40), "buffer"),
-        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0) + bytes(64), "'x' has shape"),
-        ((1, 1), TENSOR + struct.pack("<IIQ", 0, 0, 0) + bytes(64), "'x' has shape"),
+        ((0, 10**12), b"", ENDS),
+        ((10**12, 1), b"", ENDS),
+        ((0, 2), b"", ENDS),
+        ((0, 2), TWICE, "has a key twice .Duplicate general.alignment"),
+        ((1, 1), TENSOR + struct.pack("<I", 2**31) + bytes(40), ENDS),
+        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 9, 0, 0), ENDS),
+        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0) + bytes(64), "damaged .'x' has shape"),
+        ((1, 1), TENSOR + struct.pack("<IIQ", 0, 0, 0) + bytes(64), "damaged .'x' has shape"),
         ((1, 1), TENSOR + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0) + bytes(64), "reshape"),
         ((2, 1), 2 * (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 0)) + bytes(64), "duplicated .* x"),
+        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 8, 99, 0) + bytes(64), "quantisation .*99"),
+        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 8, 0, 2**64 - 96) + bytes(64), "in the header"),
     ],
 )
 def test_a_damaged_header_is_one_error(tmp_path, counts, rest, message):
     file = write_header(tmp_path / "m.gguf", {"general.alignment": ("I", 32)}, counts, rest)
-    with pytest.raises(UserError, match=rf"m\.gguf is .* cut short or damaged \(.*{message}"):
+    with pytest.raises(UserError, match=rf"m\.gguf .*{message}"):
         read_header(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>..", "is no GGUF file, as it begins with b'<htm': download or copy"),
+        (b"GGUF\0\0\0\3", "is a big-endian GGUF file: take a little-endian"),
+        (b"GGUF\1\0\0\0", "has version 1 of GGUF: take a file of version 2 or 3"),
+        (b"GGUF\3", "ends at byte 5, before its contents do: download or copy"),
+    ],
+)
+def test_other_files_are_named(tmp_path, content, message):
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(UserError, match=rf"m\.gguf {message}"):
+        read_header(tmp_path / "m.gguf")
+
+
+def test_a_reader_without_the_limit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_files, "_reader", lambda library: library.GGUFReader)
+    monkeypatch.setattr(gguf.GGUFReader, "reads", 0, raising=False)
+    with pytest.raises(UserError, match="this version of gguf is not supported: run pip"):
+        read_header(write_header(tmp_path / "m.gguf", SMALL))
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
 def test_an_alignment_is_a_power_of_two(tmp_path, alignment):
     values = SMALL | {"general.alignment": ("I", alignment)}
-    with pytest.raises(UserError, match=r"m\.gguf is .*Invalid alignment: .* power of two"):
+    with pytest.raises(UserError, match=r"m\.gguf is damaged .Invalid alignment: .* power of two"):
         read_header(write_header(tmp_path / "m.gguf", values))
 
 
