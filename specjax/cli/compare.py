@@ -196,10 +196,11 @@ def _next(results: dict[str, Any]) -> str:
     elif results.get("answer") == "cannot be met":
         then = "change the limits or METHODS; what was measured is kept"
     else:
-        then = (
-            "specjax infer with the `setting` in results.json, its names in capitals, as in "
-            "--gin.MAX_DRAFT=5"
-        )
+        where = "`values` of a line of points.jsonl"
+        if "answer" in results or results["verdicts"]:
+            key = "setting" if "answer" in results else "verdicts[0].setting"
+            where = f"`{key}` in results.json"
+        then = f"specjax infer with {where}, its names in capitals, as in --gin.MAX_DRAFT=5"
     return f"the tables are in {place}; next: {then}"
 
 

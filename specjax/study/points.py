@@ -54,7 +54,8 @@ class Point:
 
     def line(self, expected: Expected | None = None) -> bytes:
         """Returns its line in `points.jsonl`."""
-        values = {"setting": self.setting.described(), **self.setting.to_dict(), **self.about}
+        setting = {"setting": self.setting.described(), "values": self.setting.to_dict()}
+        values = {**setting, **self.about}
         if self.scores is not None:
             values["figures"] = self.scores.figures
         if expected is not None:

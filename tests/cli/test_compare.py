@@ -55,7 +55,8 @@ def run(data, output, *flags, **settings):
 
 
 def lines(output):
-    return [json.loads(line) for line in (output / "points.jsonl").read_text().splitlines()]
+    records = map(json.loads, (output / "points.jsonl").read_text().splitlines())
+    return [record | record["values"] for record in records]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_settings_are_measured_tabulated_and_drawn(data, done, capsys):
 
 def test_the_names_of_a_setting_are_those_of_infer(data, done, tmp_path):
     output, _ = done
-    values = lines(output)[2]
+    values = lines(output)[2]["values"]
     names = Setting().to_dict().keys() - {"drafter"}
     settings = {name.upper(): repr(values[name]) for name in names}
     settings |= {name.upper(): data / "pair" / name for name in ("verifier", "drafter")}
@@ -256,7 +257,7 @@ def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys
     assert results["estimated"] == 4
     (verdict,) = results["verdicts"]
     assert "Lossless, Block, G=2, T=1" in verdict["text"] and verdict["text"] in captured.out
-    assert "next: specjax infer with the `setting` in results.json" in captured.err
+    assert "infer with `verdicts[0].setting` in results.json" in captured.err
     # A run that goes on takes the same settings.
     assert run(data, output, "--gin_file=runs/compare.gin", **asked) == 0
     captured = capsys.readouterr()
@@ -294,8 +295,8 @@ def test_limits_are_kept_on_texts_the_choice_has_not_seen(data, tmp_path, capsys
     names = ("texts", "held out")
     ids = [[row["id"] for row in store.measured(key, name).rows[0]] for name in names]
     assert [len(part) for part in ids] == [4, 4] and {*chain(*ids)} == {*range(8)}
-    out = capsys.readouterr().out
-    assert "limits: MAX_LOSS=90 MAX_NATS=9" in out
+    out, told = capsys.readouterr()
+    assert "limits: MAX_LOSS=90 MAX_NATS=9" in out and "infer with `setting` in results" in told
     assert Setting(**results["setting"]).described() == results["described"]
     # Stopped before its end, it measures what is missing alone.
     lost = store.store.path((key.key, "held out"))

@@ -187,7 +187,7 @@ def test_a_comparison_scores_answers_and_programs(paths, tmp_path, capsys):
     results = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert results["quality"] == "pass_at_1" and results["done"] == 3
     record = json.loads((tmp_path / "out/points.jsonl").read_text().splitlines()[-1])
-    assert record["rule"] == "OPT(0.2)" and set(record["over_verifier"]) == set(names)
+    assert record["values"]["rule"] == "OPT(0.2)" and set(record["over_verifier"]) == set(names)
     points = read_points(tmp_path / "out")
     (found,) = points.measured(next(one for one in points.of() if one.strength == 0.2)).rows
     assert all(row["inputs"].count("Task: ") == 3 for row in found)
