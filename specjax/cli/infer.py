@@ -68,8 +68,9 @@ def _setting() -> Callable[..., "text.Setting"]:
     @functools.wraps(text.Setting, updated=())
     def setting(**values: Any) -> text.Setting:
         if isinstance(make_part("method", values.get("method")), VerifierAlone | DrafterAlone):
-            for name in ("rule", *OF_DRAFTS):
-                make_part(name, values.pop(name, None))  # a wrong name is still one
+            unused = {name: values.pop(name, None) for name in ("rule", *OF_DRAFTS)}
+            for name in ("rule", "verification", "stopping", "drafting"):
+                make_part(name, unused[name])  # a wrong name is still one
         if isinstance(values.get("costs"), str | os.PathLike):
             values["costs"] = read_costs(values["costs"])
         return text.Setting(**values)

@@ -67,7 +67,7 @@ class ChainParams(NamedTuple):
 
 
 class ChainState(NamedTuple):
-    """The state of a neural drafter between rounds.
+    """The state of a chain between rounds.
 
     Attributes:
       cache: the model's.
@@ -128,7 +128,7 @@ class ModelDrafter(Drafter):
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return (self.name or self.model,)
+        return (self.name,) if self.is_bound else (self.model,)
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         return self.model.prompt_positions(input_lengths, prefix_lengths)
@@ -184,6 +184,9 @@ class Chain(ModelDrafter):
     _lags: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.is_bound:
+            check_model("model", self.model)
+        object.__setattr__(self, "eos_ids", tuple(self.eos_ids))
         check_flag("greedy", self.greedy)
         check_count("min_draft", self.min_draft, "give a whole number", low=0)
         if self.max_draft is not None or self.is_bound:
@@ -198,7 +201,6 @@ class Chain(ModelDrafter):
             check_policy(self.stopping)
         if not self.is_bound:
             return
-        check_model("model", self.model)
         object.__setattr__(self, "name", self.name or "drafter")
         object.__setattr__(self, "stopping", self.stopping or FixedLength())
         if self.greedy and self._lags:
@@ -214,11 +216,14 @@ class Chain(ModelDrafter):
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        return {}
+        own = {"max_draft": self.max_draft, "stopping": self.stopping}
+        own["min_draft"] = self.min_draft or None
+        why = "drafting=Chain(...) sets its own"
+        return {name: why for name, value in own.items() if value is not None}
 
     @property
     def weighs_costs(self) -> bool:
-        return self.model == "drafter"
+        return self.model == "drafter" and not self.left_out
 
     def bind(self, models: DraftModels) -> tuple[Drafter, Params]:
         small = models.model(self.model)
@@ -237,7 +242,7 @@ class Chain(ModelDrafter):
             # A level of a cascade may draft fewer tokens.
             min_draft=self.min_draft or min(models.min_draft, self.max_draft or models.min_draft),
             # A draft of fixed length continues after an end, so rows stay independent.
-            eos_ids=() if stopping.is_fixed else models.eos_ids,
+            eos_ids=self.eos_ids or (() if stopping.is_fixed else models.eos_ids),
         )
         chain, network = models.network(chain)
         return chain, ChainParams(network, params)

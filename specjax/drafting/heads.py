@@ -282,7 +282,7 @@ def with_network(drafter: Any, small: Any, verifier: Any) -> tuple[Any, Params]:
     fields |= {"model": small.model}
     if not small.model.reads_verifier:
         if isinstance(drafter, Chain):
-            fields |= {"catches_up": catches_up_on(small.platform)}
+            fields["catches_up"] |= catches_up_on(small.platform)
         return type(drafter)(**fields), small.prepared
     of_blocks = BlockDrafter if small.model.most_drafts else EagleDrafter
     kind = of_blocks if isinstance(drafter, Chain) else EagleTree

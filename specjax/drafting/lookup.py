@@ -118,6 +118,7 @@ class Lookup(Drafter):
                 check_count(name, getattr(self, name), "give a number of tokens, or None")
         check_count("copies", self.copies, "give the number of copies")
         check_count("min_ngram", self.min_ngram, "give a number of tokens")
+        check_count("vocab_size", self.vocab_size, "leave it out", low=0)
         if self.copies > 1 and self.min_match is not None:
             raise UserError(
                 f"min_match must be left out with copies={self.copies}: use Branches to draft with "
@@ -159,7 +160,7 @@ class Lookup(Drafter):
             min_match=None,
             max_copy=self.max_copy or models.max_draft or USUAL_LENGTH,
             copies=1,
-            vocab_size=0 if main is None else main.model.vocab_size,
+            vocab_size=self.vocab_size if main is None else main.model.vocab_size,
         )
         table = models.table(self.bigram)
         if self.copies > 1:

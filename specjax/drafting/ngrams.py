@@ -29,7 +29,7 @@ _SHIFTS = (np.uint32(16), np.uint32(13), np.uint32(16))
 
 
 class NGrams(NamedTuple):
-    """A hashed table of n-grams: parameters of a `LookupDrafter`, made by `hashed`.
+    """A hashed table of n-grams: parameters of a `Lookup`, made by `hashed`.
 
     Attributes:
       successors: the successor of each token, -1 if unknown.
@@ -148,7 +148,7 @@ class Bigram:
     def table(
         self, name: str, tokenizer_fingerprint: str, vocab_size: int, start: int | None = None
     ) -> np.ndarray | NGrams:
-        """The parameters of a `LookupDrafter` for the model `name`, whose vocabulary must be ours.
+        """The parameters of a `Lookup` for the model `name`, whose vocabulary must be ours.
 
         Its `vocab_size` may exceed the tokenizer's. `start` is the start token of an
         encoder-decoder, whose outputs do not continue the prompts: longer contexts begin with it at

@@ -268,9 +268,9 @@ class Tree(ModelDrafter):
                 f"trees need a drafter that reads them, not {type(self.model).__name__}: draft "
                 "chains, or give an EAGLE or MTP head, or a model without recurrent layers"
             )
-        if self.tree.widest > self.vocab_size and self.children != "independent":
+        if self.shape.widest > self.vocab_size and self.children != "independent":
             raise UserError(
-                f"a node of the tree has {self.tree.widest} children, but there are only "
+                f"a node of the tree has {self.shape.widest} children, but there are only "
                 f"{self.vocab_size} tokens: use a narrower tree"
             )
 
@@ -297,14 +297,14 @@ class Tree(ModelDrafter):
         if self.children not in CHILDREN:
             names = ", ".join(map(repr, CHILDREN))
             raise UserError(f"children must be one of {names}, got {self.children!r}")
-        if least > MOST_NODES or self.tree.size > MOST_NODES:
+        if least > MOST_NODES or self.shape.size > MOST_NODES:
             raise UserError(
                 f"{self!r:.80} has more than {MOST_NODES} nodes: give a smaller depth, width or "
                 "beam, or fewer parents"
             )
 
     @functools.cached_property
-    def tree(self) -> Topology | Beam:
+    def shape(self) -> Topology | Beam:
         """The shape of the trees."""
         if self.parents is not None:
             return Topology(self.parents)
@@ -320,22 +320,22 @@ class Tree(ModelDrafter):
 
     @property
     def max_draft(self) -> int:
-        return self.tree.size
+        return self.shape.size
 
     @property
     def path(self) -> int:
         """The length of the longest path."""
-        return len(self.tree.levels)
+        return len(self.shape.levels)
 
     @property
     def num_uniforms(self) -> int:
-        draws = sum(min(c, self._drawn) for level in self.tree.levels for c in level.counts)
+        draws = sum(min(c, self._drawn) for level in self.shape.levels for c in level.counts)
         return draws * num_uniforms(self.vocab_size)
 
     @property
     def _drawn(self) -> int:
         """The most children of a node that are drawn."""
-        return {"top": 0, "top+1": 1}.get(self.children, self.tree.widest)
+        return {"top": 0, "top+1": 1}.get(self.children, self.shape.widest)
 
     @property
     def traits(self) -> DraftTraits:
@@ -348,7 +348,7 @@ class Tree(ModelDrafter):
 
     def describe(self) -> Any:
         fields = {"name": self.name, "model": self.model.describe()}
-        return fields | {"tree": repr(self.tree), "children": self.children}
+        return fields | {"tree": repr(self.shape), "children": self.children}
 
     def propose(
         self, params: ChainParams, state: ChainState, inputs: DraftInputs
@@ -421,7 +421,7 @@ class Tree(ModelDrafter):
         )
         probs: list[Array] = []
         used, size = 0, 1
-        for level in self.tree.levels:
+        for level in self.shape.levels:
             if probs:
                 tree = self._read(params, tree, state.positions, level, size)
             with jax.named_scope("draw"):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax.drafting import Bigram, FixedLength
+from specjax.drafting import Bigram, Budget, CostAware, FixedLength
 from specjax.drafting.chain import catches_up_on
 from specjax.drafting.heads import with_network
 from specjax.drafting.stopping import check_needs_no_params, check_own_params, check_policy
@@ -68,6 +68,11 @@ class DecoderModels(DraftModels):
         return (0,) if self.named is None else tuple(self.named["verifier"].tokenizer.eos_ids)
 
     def model(self, name: str) -> TextModel | None:
+        if not isinstance(name, str):
+            raise UserError(
+                "a drafter that has its network needs its parameters, too: give "
+                "drafting=specjax.WithParams(drafter, params), or the name of a model"
+            )
         if self.named is None:
             return None
         known = {**self.named, **self.used}
@@ -108,6 +113,10 @@ class DecoderModels(DraftModels):
         return with_network(drafter, small, self.named["verifier"])
 
     def policy(self, model: TextModel | None, own: Stopping | None) -> tuple[Stopping, Params]:
+        if isinstance(own, CostAware | Budget):
+            raise UserError(
+                f"{type(own).__name__} must be the decoder's: give it as `stopping`, not to a Chain"
+            )
         given = own or self.stopping or FixedLength()
         params: Params = ()
         if isinstance(given, WithParams):
@@ -139,10 +148,10 @@ class DecoderModels(DraftModels):
     def place(self, params: Params) -> Params:
         return params if self.named is None else self.named["verifier"].place(params)
 
-    def own_params(self, params: Params) -> tuple[list[Any], str]:
-        """The arrays of a drafter's parameters that no model has, and the names of its rules."""
+    def own_params(self, params: Params) -> tuple[Params, str]:
+        """A drafter's parameters without the models', and its rules without their strengths."""
         known = {id(x) for model in self.used.values() for x in jax.tree.leaves(model.prepared)}
         is_rule = lambda x: hasattr(x, "reads_draft")  # noqa: E731
         rules = [x for x in jax.tree.leaves(params, is_leaf=is_rule) if is_rule(x)]
-        own = [leaf for leaf in jax.tree.leaves(params) if id(leaf) not in known]
-        return own, ", ".join(type(rule).__name__ for rule in rules)
+        own = jax.tree.map(lambda leaf: None if id(leaf) in known else leaf, params)
+        return own, ", ".join(str(jax.tree.structure(rule)) for rule in rules)

@@ -504,7 +504,7 @@ def checked_rule(accepts: Callable[[Rule], None], rule: Any) -> Rule:
     """Returns a rule after a method's check of it; traces a user's own rule."""
     rule = make_part("rule", rule)
     accepts(rule)
-    inner = getattr(rule, "rule", rule)
+    inner = rule.rule if isinstance(rule, rules.Budgeted) else rule
     if not type(inner).__module__.startswith("specjax.rules"):
         rules.check_rule(inner)
     return rule

@@ -28,7 +28,7 @@ from specjax.checks import (
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
 from specjax.decoding.blocks import check_widths, powers_of_two
 from specjax.decoding.speculative import check_fit, check_is_verification, check_rule
-from specjax.drafting import Budget, Chain, CostAware, Costs
+from specjax.drafting import Budget, Cascade, Chain, CostAware, Costs, FixedLength
 from specjax.drafting.chain import USUAL_LENGTH
 from specjax.drafting.stopping import check_policy
 from specjax.drafting.trees import MOST_NODES
@@ -161,8 +161,8 @@ class Setting:
             put("rule", self.rule or "Lossless")
         elif self.rule == "Lossless":
             put("rule", None)
-        for name, usual in (("drafting", "Chain"), ("stopping", "FixedLength")):
-            if getattr(self, name) == usual:
+        for name, usual in (("drafting", Chain()), ("stopping", FixedLength())):
+            if self.part(name) == usual:
                 put(name, None)
         given = self.given
         for name, why in self.left_out.items():
@@ -213,7 +213,8 @@ class Setting:
     @property
     def _usual_verification(self) -> Any:
         drafts = self.drafts
-        usual = Traversal() if drafts.drafts_trees else getattr(drafts, "verification", Block())
+        usual = drafts.verification if isinstance(drafts, Cascade) else Block()
+        usual = Traversal() if drafts.drafts_trees else usual
         return _plain("verification", usual)
 
     @property
@@ -367,6 +368,11 @@ def _drafts_of(drafting: Any) -> Drafting:
     drafts = drafting.part if isinstance(drafting, WithParams) else drafting
     needed = ("bind", "model_names", "left_out", "weighs_costs", "drafts_trees")
     check_part("drafting", drafts, needed, "specjax.drafting.Lookup()")
+    if isinstance(drafting, WithParams) and not getattr(drafts, "vocab_size", 0):
+        raise UserError(
+            f"drafting=WithParams({type(drafts).__name__}(...)) must have a drafter with its "
+            "network: leave out WithParams to draft with the decoder's models"
+        )
     return drafts
 
 

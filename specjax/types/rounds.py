@@ -495,8 +495,8 @@ class Rule(Protocol):
       reads_verifier_confidence: whether pi depends on p_conf.
 
     A rule whose pi depends on earlier positions of its row has a carry, as `rules.Budgeted` has:
-    `init_carry()` at the start, and `targets(carry, q, p, q_conf, p_conf)`, which returns pi at
-    successive positions and the carries after 0 .. N of them.
+    `init_carry()` at the start, which reads no strength, and `targets(carry, q, p, q_conf,
+    p_conf)`, which returns pi at successive positions and the carries after 0 .. N of them.
     """
 
     reads_draft: ClassVar[bool]

@@ -391,7 +391,7 @@ def test_values_without_an_effect_or_a_place_are_refused_before_a_model_is_read(
 
 def test_a_tree_of_ones_own_shape(paths):
     decoder = decoder_of(paths, "DRAFTING=Tree(parents=(0, 0, 1))")
-    assert decoder.method.drafter.tree == drafting.trees.Topology((0, 0, 1))
+    assert decoder.method.drafter.shape == drafting.trees.Topology((0, 0, 1))
 
 
 def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):

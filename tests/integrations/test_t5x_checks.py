@@ -154,7 +154,7 @@ def test_without_a_drafter_its_options_are_refused(option, value):
 
 def test_without_a_drafter_a_call_must_not_limit_drafts():
     # The gin files bind these, which are the defaults.
-    decoding = specjax_t5x.setting(verification=None, max_draft=5, min_draft=0)
+    decoding = specjax_t5x.setting(verification=None, max_draft=None, min_draft=0)
     words = (vocabulary(), vocabulary())
     alone = specjax_t5x.EncoderDecoderModel(t5(1), *words, setting=decoding)
     params = shapes_of(alone)

@@ -50,4 +50,4 @@ def test_drawn_texts_do_not_depend_on_the_batch(pair):
 
 def test_parents_may_be_a_list():
     tree = Tree(parents=[0, 0, 1])
-    assert hash(tree) == hash(Tree(parents=(0, 0, 1))) and tree.tree.size == 3
+    assert hash(tree) == hash(Tree(parents=(0, 0, 1))) and tree.shape.size == 3
