@@ -141,7 +141,7 @@ class Lookup(Drafter):
     def left_out(self) -> Mapping[str, str]:
         if self.min_match is not None:
             return {}
-        why = f"drafting={self!r} has no drafter model"
+        why = "drafting=Lookup(...) has no drafter model"
         return dict.fromkeys(("min_draft", "stopping"), why)
 
     @property

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,16 @@ def catches_up(small: TextModel) -> bool:
     return small.is_head or catches_up_on(small.platform)
 
 
+def check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: str) -> None:
+    """Refuses models that lack a name which `what` needs."""
+    for name in needed:
+        if name not in named:
+            raise UserError(
+                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair "
+                "with this name"
+            )
+
+
 @dataclasses.dataclass(eq=False)
 class DecoderModels(DraftModels):
     """See `DraftModels`.
@@ -76,11 +86,7 @@ class DecoderModels(DraftModels):
         if self.named is None:
             return None
         known = {**self.named, **self.used}
-        if name not in known:
-            raise UserError(
-                f"{self.what} needs a model named {name}, got {', '.join(known)}: give a Pair "
-                "with this name"
-            )
+        check_names(known, (name,), self.what)
         self.used[name] = known[name]
         return known[name]
 
@@ -108,7 +114,7 @@ class DecoderModels(DraftModels):
 
     def network(self, drafter: Any) -> tuple[Any, Params]:
         small = self.model(drafter.model)
-        if self.named is None or small is None:
+        if self.named is None:
             return drafter, ()
         return with_network(drafter, small, self.named["verifier"])
 

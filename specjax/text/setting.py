@@ -36,7 +36,7 @@ from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.rules.target import check_is_rule
 from specjax.text.draft_length import DraftLength, draft_length, expected_rounds, round_costs
-from specjax.text.drafts import DecoderModels, WithParams, catches_up
+from specjax.text.drafts import DecoderModels, WithParams, catches_up, check_names
 from specjax.text.parts import (
     PLACE,
     DrafterAlone,
@@ -48,7 +48,7 @@ from specjax.text.parts import (
 from specjax.text.passes import check_costs, measure_costs
 from specjax.text.requests import DRAWN, check_forbidding, check_one_constraint, checked_rule
 from specjax.text.text_models import Pair, TextModel
-from specjax.types import Drafting, Params, Rule, Sampling, Stopping
+from specjax.types import Drafting, Params, Rule, Sampling, Stopping, Verification
 from specjax.verification import Block, Traversal
 
 VERIFIER_ALONE, DRAFTER_ALONE = VerifierAlone.__name__, DrafterAlone.__name__
@@ -170,7 +170,7 @@ class Setting:
                 raise MisfitError(f"{name} must be left out: {why}, got {shown(given[name])}")
         if "drafter" not in self._named_drafters():
             put("drafter", "drafter")
-        if self.method is None and self.verification == self._usual_verification:
+        if self.method is None and self.part("verification") == self._usual_verification:
             put("verification", None)
         texts = (*(getattr(self, name) for name in _PARTS), *self.processors)
         if all(isinstance(one, str | None) for one in texts):
@@ -211,11 +211,11 @@ class Setting:
         return USUAL_LENGTH
 
     @property
-    def _usual_verification(self) -> Any:
+    def _usual_verification(self) -> Verification:
         drafts = self.drafts
-        usual = drafts.verification if isinstance(drafts, Cascade) else Block()
-        usual = Traversal() if drafts.drafts_trees else usual
-        return _plain("verification", usual)
+        if drafts.drafts_trees:
+            return Traversal()
+        return drafts.verification if isinstance(drafts, Cascade) else Block()
 
     @property
     def policy(self) -> Stopping | None:
@@ -289,7 +289,7 @@ class Setting:
     def part(self, name: str) -> Any:
         """Makes the object of a field, such as the rule for "rule"; None if it has none."""
         if name == "verification" and self.verification is None and self.method is None:
-            return make_part(name, self._usual_verification)
+            return self._usual_verification
         return make_part(name, getattr(self, name))
 
     def _named_drafters(self) -> tuple[str, ...]:
@@ -336,7 +336,7 @@ class Setting:
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.method is None and self.verification is None:
-            values["verification"] = self._usual_verification
+            values["verification"] = _plain("verification", self._usual_verification)
         for name in {"processors", "process_drafts", "widths", "costs"} - self.given.keys():
             del values[name]
         parts = [(name, values[name]) for name in _PARTS]
@@ -514,7 +514,7 @@ def build(
     if isinstance(chosen, WithParams):
         return _own_method(chosen, rule, named, main)
     if chosen is not None:
-        _check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
+        check_names(named, ("verifier", "drafter"), f"method={type(chosen).__name__}")
         small = named["drafter"]
         small.check_alone()
         eos_ids = tuple(main.tokenizer.eos_ids)
@@ -523,7 +523,7 @@ def build(
         return Built(cascade, params, {"drafter": small, "verifier": main}, main)
     costs = length = None
     if setting.drafts.weighs_costs:
-        _check_names(named, ("drafter",), _drafting(setting))
+        check_names(named, ("drafter",), _drafting(setting))
         pair = Pair(named["drafter"], main)
         if setting.costs is not None and setting.stopping is None:
             length = chosen_length(setting.costs, pair, rows, setting.temperature)
@@ -559,7 +559,7 @@ def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Pair | TextMo
             f"{type(models).__name__}: see load_pair"
         )
     if setting.is_alone:
-        _check_names(named, setting.needed, f"method={setting.method}")
+        check_names(named, setting.needed, f"method={setting.method}")
         model = named[setting.needed[0]]
         if not isinstance(model, TextModel):
             raise UserError(f"models must be TextModels by name, got {type(model).__name__}")
@@ -580,7 +580,7 @@ def chosen_models(setting: Setting, models: Any) -> tuple[Setting, Pair | TextMo
     if setting.drafter in named and setting.drafter != "drafter":
         all_models = Pair(**{**named, "drafter": named[setting.drafter]})
     elif setting.drafter != "drafter":
-        _check_names(named, (setting.drafter,), "the setting")
+        check_names(named, (setting.drafter,), "the setting")
     return setting, all_models
 
 
@@ -612,15 +612,6 @@ def _check_cascade(method: Any, rule: Any) -> None:
         name = type(method).__name__
         raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
     method.check_rule(rule)
-
-
-def _check_names(named: Mapping[str, TextModel], needed: Sequence[str], what: str) -> None:
-    for name in needed:
-        if name not in named:
-            raise UserError(
-                f"{what} needs a model named {name}, got {', '.join(named)}: give a Pair "
-                "with this name"
-            )
 
 
 def _drafting(setting: Setting) -> str:
