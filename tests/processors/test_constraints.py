@@ -255,7 +255,7 @@ WRONG = [
     ),
     (
         lambda: processors.JsonSchema({"type": "array", "items": {"format": "email"}}),
-        r"schema.items.format must be one of date, .*, got .email.",
+        r"schema.items.format must be date or uuid \(for others write a pattern\), got .email.",
     ),
     (
         lambda: processors.JsonSchema({"type": "string", "pattern": ".*"}),
