@@ -15,7 +15,7 @@ LAB := tests/study tests/training tests/runs tests/launch tests/benchmarks tests
 RUN_TESTS := -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
 PYTEST := $(BIN)/python $(RUN_TESTS)
 
-.PHONY: demo test test-lab test-t5x test-all lint types checks unit docs format clean
+.PHONY: demo test test-lab lab test-t5x test-all lint types checks unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
@@ -28,7 +28,9 @@ test: $(VENV)/.test $(VENV)/.docs
 	wait $$checks; checks=$$?; cat build/checks.txt; \
 	exit $$((unit | checks))
 
-test-lab: $(VENV)/.test test-t5x
+test-lab: lab test-t5x
+
+lab: $(VENV)/.test
 	$(PYTEST) $(LAB)
 
 ifeq ($(words $(wildcard $(T5X_PACKAGES:%=$(T5X_SOURCES)/%))),3)
