@@ -9,17 +9,18 @@ WORKERS ?= 2
 T5X_SOURCES ?= ../shared/t5x_sources
 T5X_PACKAGES := t5x/t5x airio/airio jestimator/jestimator
 
-# Beside the library: launch scripts, T5X, benchmarks, the audit. CI runs their tests too.
-OUTSIDE := tests/launch tests/integrations tests/benchmarks tests/testing/test_auditing.py
+# Around the library: what compares, trains, audits, measures and launches, and T5X. CI runs these tests too.
+LAB := tests/study tests/training tests/runs tests/launch tests/benchmarks tests/testing/test_auditing.py \
+  $(wildcard tests/cli/test_train*.py) tests/cli/test_compare.py tests/cli/test_papers.py
 RUN_TESTS := -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
 PYTEST := $(BIN)/python $(RUN_TESTS)
 
-.PHONY: demo test test-outside test-beside test-t5x test-all lint types checks unit docs format clean
+.PHONY: demo test test-lab lab test-t5x test-all lint types checks unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
 
-# Lint, types and docs run beside the tests; what they say comes after.
+# The library alone. Lint, types and docs run beside the tests; what they say comes after.
 test: $(VENV)/.test $(VENV)/.docs
 	@mkdir -p build
 	@$(MAKE) --no-print-directory checks >build/checks.txt 2>&1 & checks=$$!; \
@@ -27,10 +28,10 @@ test: $(VENV)/.test $(VENV)/.docs
 	wait $$checks; checks=$$?; cat build/checks.txt; \
 	exit $$((unit | checks))
 
-test-outside: test-beside test-t5x
+test-lab: lab test-t5x
 
-test-beside: $(VENV)/.test
-	$(PYTEST) $(filter-out tests/integrations,$(OUTSIDE))
+lab: $(VENV)/.test
+	$(PYTEST) $(LAB)
 
 ifeq ($(words $(wildcard $(T5X_PACKAGES:%=$(T5X_SOURCES)/%))),3)
 # The import fails where pytest would skip.
@@ -60,7 +61,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(PYTEST) $(OUTSIDE:%=--ignore=%)
+	$(PYTEST) $(LAB:%=--ignore=%) --ignore=tests/integrations
 
 # The site in build/site; a warning, such as a link that leads nowhere, is an error (not with --quiet,
 # under which mkdocs counts none).

@@ -2,12 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks import command, workload
+from benchmarks import command
 from specjax import rules, verification
 from specjax.cli.report import Report
 from specjax.text import Decoder, load_pair
@@ -28,11 +27,11 @@ ALGORITHMS: dict[str, verification.Verification] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    workload.add_pair(parser)
+    command.add_pair(parser)
     parser.add_argument("--prompts", type=int, default=1000, help="number of prompts")
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
-    workload.add_temperatures(parser)
+    command.add_temperatures(parser)
     parser.add_argument(
         "--verifications",
         nargs="+",
@@ -53,10 +52,10 @@ def run(args: argparse.Namespace) -> Report:
     ratios of sums over rows. `difference` is the tokens per call minus those of the first
     algorithm; its standard error compares the same prompts row by row.
     """
-    workload.check_positive(args, "prompts", "rows", "drafts", "max_new")
-    texts = workload.read_texts(args)
+    command.check_positive(args, "prompts", "rows", "drafts", "max_new")
+    texts = command.read_texts(args)
     pair = load_pair(drafter=args.drafter, verifier=args.verifier)
-    workload.encode_texts(args, texts, pair.verifier.tokenizer)
+    command.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"batch_size": args.rows, "max_new_tokens": args.max_new}
     lines = []
     for temperature in args.temperatures:
@@ -93,15 +92,9 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def figures(info: RunInfo, first: RunInfo | None = None) -> dict[str, Any]:
-    """Returns the figures of a run's verification.
+    """The figures of a run's verification; with `first`, of another algorithm, the difference.
 
-    Args:
-      info: the totals of the run.
-      first: the totals of another algorithm on the same prompts, for the difference; or None.
-
-    Returns:
-      The columns. A standard error of one row, a difference without `first`, and the acceptance
-      rate without drafts are None.
+    A standard error of one row and the acceptance rate without drafts are None.
     """
     block, token = np.float64(info.per_row.block_sum), np.float64(info.per_row.token_sum)
     rate, parts = info.tokens_per_verifier_call, _residuals(info)
@@ -140,10 +133,7 @@ def _root(parts: np.ndarray) -> float | None:
     return float(np.sqrt(count / (count - 1) * np.sum(parts**2))) if count > 1 else None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

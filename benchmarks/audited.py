@@ -265,14 +265,9 @@ keras_hub_rule = ReferenceVerifier(
 
 
 class Audited(NamedTuple):
-    """A line of the table.
+    """A line of the table, with the name of a function here, and options of `audit`.
 
-    Attributes:
-      system: whose verifier it is.
-      target: the name of a function here.
-      package: the installed package that runs; "" for a rule that was re-derived.
-      options: those of `audit`.
-      given: further arguments of the function.
+    Without a package the rule was re-derived. `given` are further arguments of the function.
     """
 
     system: str
@@ -380,7 +375,7 @@ def _greedy_block() -> dict[str, Any]:
     }
 
 
-def _filtered(logits: np.ndarray, temperature: float, top_p: float, *, first: bool) -> np.ndarray:
+def _filter_law(logits: np.ndarray, temperature: float, top_p: float, *, first: bool) -> np.ndarray:
     """The law of tokens whose top-p is taken before the division by the temperature, or after."""
 
     def softmax(x: np.ndarray) -> np.ndarray:
@@ -398,7 +393,9 @@ def _two_laws() -> dict[str, Any]:
     """tpu-inference: what its rejection sampler emits, against its sampler without drafts."""
     temperature, top_p, rows = 0.7, 0.9, 1000
     logits = 2.0 * np.random.default_rng(0).normal(size=(rows, 32))
-    drafted, alone = (_filtered(logits, temperature, top_p, first=first) for first in (True, False))
+    drafted, alone = (
+        _filter_law(logits, temperature, top_p, first=first) for first in (True, False)
+    )
     apart = 0.5 * np.abs(drafted - alone).sum(axis=-1)
     return {
         "version": "re-derived",
@@ -472,4 +469,4 @@ _OTHERS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(command.main(__file__, HELP, add_arguments, run))
+    sys.exit(command.program(__file__, HELP, add_arguments, run)())

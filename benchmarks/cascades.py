@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import specjax
-from benchmarks import command, workload
+from benchmarks import command
 from benchmarks.spare_maps import spare_maps
 from specjax import Decoder, TextModel
 from specjax.cli.report import Report
@@ -33,7 +33,7 @@ _BUCKETS_HELP = "lengths that prompts are padded to; each is compiled for each d
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the models, the prompts and the sizes."""
-    workload.add_pair(parser)
+    command.add_pair(parser)
     parser.add_argument("--drafters", nargs="*", default=[], help="directories of further drafters")
     parser.add_argument(
         "--drafts",
@@ -43,24 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'Cascade(((1, 3), (0, 1)), last=Lookup(), width=8)'",
     )
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts of --inputs")
-    workload.add_temperatures(parser)
+    command.add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
     parser.add_argument("--buckets", type=int, nargs="+", default=list(BUCKETS), help=_BUCKETS_HELP)
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
     parser.add_argument("--seed", type=int, default=0, help="seed of drawn outputs")
-    parser.add_argument("--grown", action="store_true", help=workload.GROWN_HELP)
+    parser.add_argument("--grown", action="store_true", help=command.GROWN_HELP)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoded:
-    """Times, passes and outputs of decoding; arrays `[n]` of prompts.
-
-    Attributes:
-      seconds: the smallest of the repeats.
-      tokens: emitted tokens.
-      calls: model's name in the decoder -> its passes.
-      outputs: the tokens of each prompt.
-    """
+    """For each prompt the least seconds, the tokens, the passes of each model, and the output."""
 
     seconds: np.ndarray
     tokens: np.ndarray
@@ -73,11 +66,7 @@ class Decoded:
         return ratio(self.tokens, self.seconds)
 
     def improvement(self, costs: Mapping[str, float]) -> Sums:
-        """The standardised walltime improvement.
-
-        Args:
-          costs: the cost of a pass of each model, in passes of the verifier.
-        """
+        """The standardised walltime improvement, by costs in passes of the verifier."""
         return ratio(self.tokens, sum(costs[name] * calls for name, calls in self.calls.items()))
 
 
@@ -89,8 +78,8 @@ def run(args: argparse.Namespace) -> Report:
     whole call. gain: over the best single drafter by the same measure, minus 1. Intervals: 95 %,
     bootstrap over prompts.
     """
-    workload.check_positive(args, "prompts", "max_new", "repeats")
-    asked = workload.read_texts(args)
+    command.check_positive(args, "prompts", "max_new", "repeats")
+    asked = command.read_texts(args)
     if len(asked) < 2:
         raise ValueError(f"{args.inputs} has {len(asked)} prompts, but intervals need 2: add more")
     if not any(text.isdigit() for text in args.drafts):
@@ -120,7 +109,7 @@ def _load(args: argparse.Namespace) -> dict[str, TextModel]:
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     more = [load_text_model(path) for path in args.drafters]
     ordered = sorted([pair.drafter, *more], key=_size, reverse=True)
-    verifier = workload.grown(pair.verifier) if args.grown else pair.verifier
+    verifier = command.grown(pair.verifier) if args.grown else pair.verifier
     names = ["drafter", *(f"drafter_{i + 2}" for i in range(len(more)))]
     drafters = dict(zip(names, ordered, strict=True))
     specjax.Pair(verifier=verifier, **drafters)  # checks the vocabularies
@@ -194,7 +183,7 @@ class _Bench:
         for one, _, i, (spent, result) in in_turns(sides, range(len(prompts)), self.args.repeats):
             least[one][i] = min(least[one][i], spent)
             results[one][i] = result
-        return {one: _decoded(least[one], results[one]) for one in wanted}
+        return {one: _collect(least[one], results[one]) for one in wanted}
 
     def _improvement(self, one: Setting, found: Mapping[Setting, Decoded]) -> Sums:
         """The improvement by sizes under the names that a decoder of this setting uses."""
@@ -218,16 +207,16 @@ class _Bench:
             else sum(a == b for a, b in zip(own.outputs, alone.outputs, strict=True)),
         }
         best = max(self._improvement(x, found).value for x in singles)
-        row |= _named("ms", bootstrap.interval(self._improvement(one, found)))
+        row |= _columns("ms", bootstrap.interval(self._improvement(one, found)))
         row["ms_gain"] = row["ms"] / best - 1.0
         single = max(singles, key=lambda x: found[x].speed.value)
-        row |= _named("wall", bootstrap.difference(own.speed, alone.speed, np.divide))
+        row |= _columns("wall", bootstrap.difference(own.speed, alone.speed, np.divide))
         gain = bootstrap.difference(own.speed, found[single].speed, np.divide)
         names = ("wall_gain", "gain_low", "gain_high")
         return row | {name: x - 1.0 for name, x in zip(names, gain[:3], strict=True)}
 
 
-def _decoded(seconds: np.ndarray, results: Mapping[int, Any]) -> Decoded:
+def _collect(seconds: np.ndarray, results: Mapping[int, Any]) -> Decoded:
     infos = [results[i].info.per_row for i in range(len(seconds))]
     return Decoded(
         seconds=seconds,
@@ -240,14 +229,11 @@ def _decoded(seconds: np.ndarray, results: Mapping[int, Any]) -> Decoded:
     )
 
 
-def _named(name: str, interval: Interval) -> dict[str, float]:
+def _columns(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,7 @@
-"""A compiled program, read from its text: `jitted.lower(...).compile().as_text()`.
+"""A compiled program, and what it moves between devices, read from its text.
 
-Instructions inside a fusion are not counted: the fusion is a single instruction.
+The text is `jitted.lower(...).compile().as_text()`. Instructions inside a fusion are not counted:
+the fusion is a single instruction.
 """
 
 import dataclasses
@@ -72,14 +73,7 @@ class ArrayLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """A line of a program.
-
-    Attributes:
-      name: its name.
-      opcode: its operation, such as `fusion` or `copy-start`.
-      result: the text of its result's type.
-      rest: the text after the opcode: operands and attributes.
-    """
+    """A line of a program: its name, operation, result's type, and the text after the opcode."""
 
     name: str
     opcode: str
@@ -148,12 +142,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The computations of a program.
-
-    Attributes:
-      computations: the instructions of each by its name, the root last if it is marked.
-      entry: the name of the first computation that runs.
-    """
+    """The computations of a program: instructions by name, the root last if it is marked."""
 
     computations: dict[str, tuple[Instruction, ...]]
     entry: str
@@ -206,17 +195,7 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """Reads a program.
-
-    Args:
-      text: `jitted.lower(...).compile().as_text()`.
-
-    Returns:
-      A `Program`.
-
-    Raises:
-      ValueError: the text has no entry.
-    """
+    """Reads the text of a compiled program."""
     computations: dict[str, list[Instruction]] = {}
     entry, lines = None, None
     for line in text.splitlines():
@@ -228,3 +207,59 @@ def parse(text: str) -> Program:
     if entry is None:
         raise ValueError("the program has no ENTRY: give the text of a compiled program")
     return Program({name: tuple(block) for name, block in computations.items()}, entry)
+
+
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective operation of a program.
+
+    Attributes:
+      kind: one of `KINDS`.
+      shapes: the sizes of the arrays that it makes, several if the compiler has joined collectives.
+      nbytes: their bytes, on one device.
+      loops: for each loop around it, the outermost first, the number of its runs; None if the
+        program decides.
+    """
+
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    nbytes: int
+    loops: tuple[int | None, ...]
+
+
+def collectives(program: str) -> list[Collective]:
+    """Each collective once per place in the program's text, for each loop that calls it."""
+    parsed = parse(program)
+    return list(_walk(parsed, parsed.entry, ()))
+
+
+def _walk(program: Program, name: str, loops: tuple[int | None, ...]) -> Iterator[Collective]:
+    for one in program.instructions(name):
+        if one.opcode.removesuffix("-start") in KINDS:
+            yield _collective(one, loops)
+            continue  # it calls the sum of two numbers
+        inside = (*loops, program.trips(one)) if one.opcode == "while" else loops
+        for called in one.called:
+            yield from _walk(program, called, inside)
+
+
+def _collective(one: Instruction, loops: tuple[int | None, ...]) -> Collective:
+    kind, arrays = one.opcode.removesuffix("-start"), one.arrays
+    # An asynchronous collective also returns its operands, first.
+    if one.opcode == "all-gather-start":
+        arrays = arrays[len(arrays) // 2 :]
+    elif one.opcode == "collective-permute-start":
+        arrays = arrays[1:2]
+    nbytes = sum(array.nbytes for array in arrays)
+    return Collective(kind, tuple(array.shape for array in arrays), nbytes, loops)

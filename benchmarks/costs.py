@@ -4,13 +4,12 @@ import argparse
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks import command, workload
+from benchmarks import command
 from benchmarks.loops import REMEDY, Loops
 from specjax.cli.bench import check_output
 from specjax.cli.report import Report
@@ -29,7 +28,7 @@ HELP = "measure the cost of a pass of each model by regression; predict throughp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    workload.add_workload(parser)
+    command.add_workload(parser)
     parser.set_defaults(repeats=5)
     parser.add_argument(
         "--max-draft", type=int, default=7, help="longest draft G; all lengths up to it are run"
@@ -46,15 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A batch of prompts with a draft length and a temperature.
-
-    Attributes:
-      first: the index of the first prompt.
-      limit: the draft length.
-      temperature: the temperature.
-      held_out: whether the fit leaves it out.
-      wide: whether all passes of the verifier read G + 1 tokens.
-    """
+    """A batch from a first prompt; `wide`: all passes of the verifier read G + 1 tokens."""
 
     first: int
     limit: int
@@ -78,7 +69,7 @@ def run(args: argparse.Namespace) -> Report:
     the drafter's time from the verifier's.
     """
     _check(args)
-    pair, tokens = workload.load(args)
+    pair, tokens = command.load(args)
     loops = Loops.of(pair, tokens, args.max_new)
     for rows in args.rows:
         if len(loops.batches(rows)) < 2:
@@ -116,7 +107,7 @@ def run(args: argparse.Namespace) -> Report:
         except ValueError:
             print(report.table())  # minutes of measurement
             raise
-        more = _described(args, loops, fits)
+        more = _about(args, loops, fits)
         write_atomically(Path(args.output), costs_file(costs, **more))
     return report
 
@@ -165,16 +156,7 @@ def measure(loops: Loops, rows: int, args: argparse.Namespace) -> dict[Case, tup
 
 
 def predict(rows: int, found: Fit, runs: dict[Case, tuple[Run, int]]) -> list[dict[str, Any]]:
-    """Returns measured and predicted tokens per second of the held-out runs.
-
-    Args:
-      rows: the batch size.
-      found: the fit of the other runs.
-      runs: all runs, and the numbers of emitted tokens.
-
-    Returns:
-      A dict for each temperature and draft length; `error` is predicted / measured - 1.
-    """
+    """Measured and predicted tokens per second of the held-out runs; `error` is their ratio - 1."""
     groups: dict[tuple[float, int], list[tuple[Run, int]]] = {}
     for case, measured in runs.items():
         if case.held_out:
@@ -219,7 +201,7 @@ def figures(
 
 
 def _check(args: argparse.Namespace) -> None:
-    workload.check_positive(args, "rows", "prompts", "max_new", "repeats", "max_draft")
+    command.check_positive(args, "rows", "prompts", "max_new", "repeats", "max_draft")
     if sorted(set(args.rows)) != args.rows:
         raise UserError(f"--rows must increase, got {args.rows}")
     for limit in args.held_out:
@@ -239,7 +221,7 @@ def _check(args: argparse.Namespace) -> None:
         check_output("--output", Path(args.output))
 
 
-def _described(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[str, Any]:
+def _about(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[str, Any]:
     """The other values in a file of costs."""
     models = {"verifier": loops.pair.verifier, "drafter": loops.pair.drafter}
     kinds = {
@@ -260,10 +242,7 @@ def _described(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

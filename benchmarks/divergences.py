@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -246,10 +245,7 @@ def _read(directory: str, name: str) -> list[Any]:
     return list(read_aligned(*paths, directory=directory))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; see `command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

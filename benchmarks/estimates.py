@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import specjax
-from benchmarks import command, workload
+from benchmarks import command
 from benchmarks.spare_maps import spare_maps
 from specjax.checks import one_number
 from specjax.cli.report import Report
@@ -51,7 +51,7 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts and the settings."""
-    workload.add_pair(parser)
+    command.add_pair(parser)
     parser.add_argument(
         "--screened", type=int, default=128, help="number of prompts for the estimates"
     )
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> Report:
     of estimating are for all settings, with the decoding of the texts.
     """
     positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
-    workload.check_positive(args, *positive)
+    command.check_positive(args, *positive)
     one_number("--temperature", args.temperature, low=0.0, open_high=True)
     settings = _settings(args)
     wanted = args.screened + args.prompts
     args.prompts, count = wanted, args.prompts
-    texts = workload.read_texts(args)
+    texts = command.read_texts(args)
     if len(texts) < wanted:
         raise ValueError(
             f"--inputs {args.inputs} has {len(texts)} prompts, but --screened and --prompts need "
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> Report:
         )
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     check_settings(settings, pair.named)
-    tokens = workload.encode_texts(args, texts, pair.verifier.tokenizer)
+    tokens = command.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"max_new_tokens": args.max_new, "batch_size": args.rows}
     print(f"estimating {len(settings)} settings ...", flush=True)
     alone = Setting(method=VERIFIER_ALONE, temperature=args.temperature)
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> Report:
         return expect(pair.named, known, settings, draws=args.samples, seed=args.seed)
 
     spent, found = timed(estimate)
-    rows = _decoded(found, pair.named, tokens[args.screened :], shape, args.seed + 1)
+    rows = _decode(found, pair.named, tokens[args.screened :], shape, args.seed + 1)
     return Report(rows, _COLUMNS, summary=_summary(rows, spent))
 
 
@@ -125,7 +125,7 @@ def _settings(args: argparse.Namespace) -> list[Setting]:
     ]
 
 
-def _decoded(
+def _decode(
     found: list[Expected],
     models: dict[str, specjax.TextModel],
     prompts: list[Any],
@@ -222,10 +222,7 @@ def rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> fl
     return None if math.isnan(found) else found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

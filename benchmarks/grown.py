@@ -36,16 +36,9 @@ LLAMA_200M = {
 
 
 def grow(model: Any, params: Params, **sizes: int) -> tuple[Any, Params]:
-    """Widens and deepens a network by zero-padding.
+    """Widens and deepens a T5 or a Llama by zero-padding; logits are equal up to float rounding.
 
-    Args:
-      model: the small model, a `T5` or a `Llama`.
-      params: its parameters.
-      **sizes: any of the names in `T5_BASE` or `LLAMA_200M`, each at least the small model's; all
-        by default.
-
-    Returns:
-      A larger model and its parameters. Their logits equal the small model's up to float rounding.
+    `sizes` has names in `T5_BASE` or `LLAMA_200M`, each at least the small model's; all by default.
     """
     small: Any = getattr(model, "config", None)
     assert isinstance(small, T5Config | LlamaConfig), f"a T5 or a Llama can grow, got {model!r}"

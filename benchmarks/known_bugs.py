@@ -20,14 +20,8 @@ from specjax.testing.auditing.hard_cases import one_hot
 class BlockParts(NamedTuple):
     """What a reference verifier reads.
 
-    Attributes:
-      x: tokens.
-      q: what they were drafted from.
-      p: the verifier's distributions.
-      u: the uniforms of the tests.
-      inside: drafted, not padding.
-      lengths: of the drafts.
-      joint: the scale of p in residuals: 1, or P_i of the block.
+    `inside` is drafted, not padding, and `joint` the scale of p in residuals: 1, or P_i of the
+    block.
     """
 
     x: Int[np.ndarray, "B G"]

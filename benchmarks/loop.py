@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import command, workload
+from benchmarks import command
 from benchmarks.loops import REMEDY, Loops
 from specjax import Decoder, Pair, TextModel, drafting
 from specjax.cli.report import Report
@@ -33,7 +33,7 @@ _IN_A_ROW = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    workload.add_workload(parser)
+    command.add_workload(parser)
     parser.add_argument("--drafts", type=int, nargs="+", default=[3, 5], help="draft lengths G")
 
 
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> Report:
     there is no head. start_ms is the time of a call of a `Decoder` without its prefills and rounds,
     the median of all batches.
     """
-    workload.check_positive(args, "drafts")
-    pair, tokens = workload.load(args)
+    command.check_positive(args, "drafts")
+    pair, tokens = command.load(args)
     loops = Loops.of(pair, tokens, args.max_new)
     loops.check_fits(max(args.rows), max(args.drafts))
     rows = []
@@ -116,8 +116,8 @@ def figures(
     """A line of the table.
 
     Args:
-      seconds: the seconds of the loops "loop" and "policy".
-      passes: the passes of each loop, of drafter and verifier.
+      seconds: of the loops "loop" and "policy".
+      passes: of each loop, of drafter and verifier.
       one: the seconds per pass: "draft", "draft_two" and "verifier".
     """
     of_passes = {
@@ -182,16 +182,6 @@ def call_start(
 
     These are the seconds of a call of a `Decoder`, minus two prefills, minus a loop with the same
     rounds; the loop's time excludes its dispatch: the time of a loop that finds all rows finished.
-
-    Args:
-      loops: the pair and its prompts.
-      tokens: the prompts.
-      rows: B.
-      max_draft: G.
-      temperature: the temperature of all rows.
-
-    Returns:
-      The function; its programs are compiled.
     """
     decoder = Decoder(
         loops.pair,
@@ -247,10 +237,7 @@ def _prefills(loops: Loops, rows: int, length: int) -> Callable[[], float]:
     return call
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

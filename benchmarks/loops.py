@@ -24,14 +24,7 @@ _FOREVER = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loops:
-    """A pair and its prompts, ready to decode.
-
-    Attributes:
-      pair: the models.
-      inputs: `[n, P]` int32.
-      lengths: `[n]` int32.
-      max_new: N, the longest output.
-    """
+    """A pair and its padded prompts `[n, P]`, ready to decode outputs of up to N tokens."""
 
     pair: Pair
     inputs: np.ndarray

@@ -3,7 +3,7 @@
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from benchmarks import command, workload
-from benchmarks.interleaved import time_interleaved
+from benchmarks import command
 from specjax.cli.report import Report
 from specjax.compilation import step_options
 from specjax.models import Model, model_from_config, preset
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Measures every size; all calls of a size take turns."""
-    workload.check_positive(args, "tokens", "rows", "prompt", "steps", "repeats")
+    command.check_positive(args, "tokens", "rows", "prompt", "steps", "repeats")
     if args.steps + max(args.tokens) > args.max_length:
         raise ValueError(
             f"--steps {args.steps} plus --tokens {max(args.tokens)} exceed --max-length "
@@ -88,7 +87,7 @@ def _measure(name: str, config: Any, args: argparse.Namespace) -> list[dict[str,
         tokens: _our_loop(model, prepared, prefilled, tokens, args.steps) for tokens in args.tokens
     }
     calls["read"] = _plain_read(bytes_read, args.steps)
-    seconds = time_interleaved(calls, repeats=args.repeats)
+    seconds = command.time_interleaved(calls, repeats=args.repeats)
     milliseconds = {what: 1e3 * value / args.steps for what, value in seconds.items()}
 
     def row(what: str, tokens: int | None, ms: float) -> dict[str, Any]:
@@ -175,10 +174,7 @@ def _plain_read(num_bytes: int, repeats: int) -> Callable[[], Any]:
     return functools.partial(loop, jnp.ones(num_bytes // 4, jnp.float32))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 import sys
@@ -13,10 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import command, ctranslate2_peer, transformers_peer, workload
+from benchmarks import command
 from benchmarks.grown import grow
+from specjax.checkpoints import read_config, save_model
 from specjax.cli.report import Report
 from specjax.errors import UserError
+from specjax.models import T5Config
 from specjax.study.measure import in_turns, timed
 from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
@@ -33,13 +36,14 @@ _METHODS = ("plain", "assisted")
 _Key = tuple[str, str]
 # The settings of a method of a side, in words -> the generation.
 _Settings = Mapping[str, Generate]
+_WITHOUT = "or leave CTranslate2 out with --no-ctranslate2"
 # The number of prompts that a side decodes per turn.
 _TURN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    workload.add_pair(parser)
+    command.add_pair(parser)
     parser.add_argument("--prompts", type=int, default=100, help="number of prompts")
     parser.add_argument(
         "--drafts",
@@ -79,24 +83,24 @@ def run(args: argparse.Namespace) -> Report:
     fastest settings on the first prompts. CTranslate2 does not draft; it is measured with each
     number of threads.
     """
-    workload.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
+    command.check_positive(args, "prompts", "drafts", "max_new", "repeats", "pilot")
     if jax.default_backend() != "cpu":
         raise UserError(
             f"JAX uses the {jax.default_backend()}, but this benchmark compares on CPUs: set "
             "JAX_PLATFORMS=cpu"
         )
-    torch, transformers = transformers_peer.load_libraries()
-    ctranslate2 = None if args.no_ctranslate2 else ctranslate2_peer.load_library()
-    texts = workload.read_texts(args)
+    torch, transformers = load_transformers()
+    ctranslate2 = None if args.no_ctranslate2 else load_ctranslate2()
+    texts = command.read_texts(args)
     with _directories(args) as (drafter, verifier):
         print("loading ...", flush=True)
         pair = load_pair(drafter=drafter, verifier=verifier, dtype="float32")
-        tokens = workload.encode_texts(args, texts, pair.verifier.tokenizer)
+        tokens = command.encode_texts(args, texts, pair.verifier.tokenizer)
         prompts = [prompt.tolist() for prompt in tokens]
         print("compiling ...", flush=True)
         ours = _ours(pair, prompts, args.drafts, args.max_new)
         threads = _thread_counts()
-        theirs = transformers_peer.generations(
+        theirs = transformers_generations(
             torch, transformers, pair, prompts, args.drafts, args.max_new, threads
         )
         ways = {
@@ -106,10 +110,10 @@ def run(args: argparse.Namespace) -> Report:
         }
         others: dict[str, Generate] = {}
         if ctranslate2 is not None:
-            made = ctranslate2_peer.generations(
+            made = ctranslate2_generations(
                 ctranslate2, pair.verifier, prompts, args.max_new, threads
             )
-            others = {transformers_peer.in_words(n): generate for n, generate in made.items()}
+            others = {in_words(n): generate for n, generate in made.items()}
         rows = _measure(ways, others, len(prompts), args)
     return Report(
         rows,
@@ -144,9 +148,6 @@ def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 @contextlib.contextmanager
 def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     """Yields the directories of the drafter and the verifier, which both sides load."""
-    from specjax.checkpoints import read_config, save_model
-    from specjax.models import T5Config
-
     if (args.drafter is None) != (args.verifier is None):
         raise UserError("give both --drafter and --verifier, or neither for the built-in pair")
     pair = built_in_pair(DEFAULT_PAIR)
@@ -262,7 +263,7 @@ def _measure(
 
     rows = [row(method, (method, "theirs"), "transformers") for method in _METHODS]
     for method in _METHODS:
-        rows += [row(method, ("plain", name), ctranslate2_peer.NAME) for name in others]
+        rows += [row(method, ("plain", name), "CTranslate2") for name in others]
     return rows
 
 
@@ -300,10 +301,178 @@ def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> int:
     return sum(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
+def load_transformers() -> tuple[Any, Any]:
+    """The modules torch and transformers."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed: install it with pip install transformers torch"
+        ) from None
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return torch, transformers
 
+
+def transformers_generations(
+    torch: Any,
+    transformers: Any,
+    pair: Pair,
+    prompts: Sequence[list[int]],
+    drafts: Sequence[int],
+    max_new: int,
+    threads: Sequence[int],
+) -> tuple[dict[str, Generate], dict[str, Generate]]:
+    """Settings in words -> `generate`, plain and assisted, with each number of threads.
+
+    The pair was loaded from Hugging Face directories. Beside the draft lengths, the defaults of
+    transformers are tried.
+    """
+    eos = list(pair.verifier.tokenizer.eos_ids)
+    verifier = load_model(torch, transformers, pair.verifier, eos)
+    drafter = load_model(torch, transformers, pair.drafter, eos)
+    inputs = [torch.tensor([prompt]) for prompt in prompts]
+    masks = [torch.ones_like(prompt) for prompt in inputs]
+
+    def generate(threads: int, assistant: Mapping[str, Any] | None) -> Generate:
+        extra = {} if assistant is None else {"assistant_model": drafter}
+
+        def call(i: int) -> np.ndarray:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            for name, value in (assistant or {}).items():
+                setattr(drafter.generation_config, name, value)
+            with torch.inference_mode():
+                out = verifier.generate(
+                    inputs[i],
+                    attention_mask=masks[i],
+                    max_new_tokens=max_new,
+                    do_sample=False,
+                    **extra,
+                )
+            # Output starts with the start token (encoder-decoder) or with the prompt (others).
+            start = 1 if verifier.config.is_encoder_decoder else inputs[i].shape[1]
+            tokens = out[0, start:].numpy()
+            return np.where(np.isin(tokens, eos), eos[0], tokens)
+
+        return call
+
+    names = (
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+    )
+    # None: transformers' own defaults.
+    assistants: dict[str, tuple[Any, ...]] = {"its defaults": (None, None, None)}
+    assistants |= {f"G={draft}": (draft, "constant", 0.0) for draft in drafts}
+    named = {n: in_words(n) for n in threads}
+    return (
+        {text: generate(n, None) for n, text in named.items()},
+        {
+            f"{setting}, {text}": generate(n, dict(zip(names, values, strict=True)))
+            for setting, values in assistants.items()
+            for n, text in named.items()
+        },
+    )
+
+
+def in_words(threads: int) -> str:
+    """Returns a number of threads as text."""
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+def load_model(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -> Any:
+    """Loads the same directory in float32, with only the special ids of its generation settings."""
+    path = real_path(ours.name)
+    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+    kind = (
+        transformers.AutoModelForSeq2SeqLM
+        if config.is_encoder_decoder
+        else transformers.AutoModelForCausalLM
+    )
+    model = kind.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+    if config.model_type == "t5":
+        # transformers 5.23 makes as many caches as the encoder has layers, and fails if the
+        # decoder has more. The networks exist already, and nothing else reads this.
+        model.config.num_layers = config.num_decoder_layers
+    old = model.generation_config
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=eos,
+        pad_token_id=ours.tokenizer.pad_id,
+        bos_token_id=old.bos_token_id,
+        decoder_start_token_id=old.decoder_start_token_id,
+    )
+    return model
+
+
+def load_ctranslate2() -> Any:
+    """The module."""
+    try:
+        import ctranslate2
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed: install it with pip install ctranslate2, {_WITHOUT}"
+        ) from None
+    return ctranslate2
+
+
+def ctranslate2_generations(
+    ctranslate2: Any,
+    model: TextModel,
+    prompts: Sequence[list[int]],
+    max_new: int,
+    threads: Sequence[int],
+) -> dict[int, Generate]:
+    """Converts a model, and decodes it greedily in float32 with each number of threads."""
+    path = Path(real_path(model.name))
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    seq2seq = bool(config.get("is_encoder_decoder"))
+    kind = ctranslate2.Translator if seq2seq else ctranslate2.Generator
+    options = {"device": "cpu", "compute_type": "float32", "inter_threads": 1}
+    with tempfile.TemporaryDirectory(prefix="specjax-ctranslate2-") as temporary:
+        place = Path(temporary) / "model"
+        try:
+            ctranslate2.converters.TransformersConverter(str(path)).convert(str(place))
+            loaded = {n: kind(str(place), intra_threads=n, **options) for n in threads}
+        except Exception as error:  # of many types
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"{model.name}: CTranslate2 cannot convert it ({type(error).__name__}: {reason}): "
+                f"give a directory that specjax convert --to hf has written, {_WITHOUT}"
+            ) from error
+        # The name depends on the kind of model; the index of a piece is its id.
+        (vocabulary,) = place.glob("*vocabulary.json")
+        pieces = json.loads(vocabulary.read_text(encoding="utf-8"))
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    words = [[pieces[token] for token in prompt] for prompt in prompts]
+    eos = list(model.tokenizer.eos_ids)
+    shared: dict[str, Any] = {"beam_size": 1, "end_token": eos, "return_end_token": True}
+
+    def generate(model: Any) -> Generate:
+        def call(i: int) -> np.ndarray:
+            if seq2seq:
+                (result,) = model.translate_batch(
+                    [words[i]],
+                    max_input_length=0,
+                    min_decoding_length=0,
+                    max_decoding_length=max_new,
+                    **shared,
+                )
+                tokens = np.array([ids[piece] for piece in result.hypotheses[0]], np.int64)
+            else:
+                (result,) = model.generate_batch(
+                    [words[i]], max_length=max_new, include_prompt_in_result=False, **shared
+                )
+                tokens = np.array(result.sequences_ids[0], np.int64)
+            return np.where(np.isin(tokens, eos), eos[0], tokens)
+
+        return call
+
+    return {n: generate(model) for n, model in loaded.items()}
+
+
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

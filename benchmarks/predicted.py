@@ -11,7 +11,6 @@ import functools
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,7 @@ HELP = "predicted tokens per second of large pairs, from bytes, operations and c
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """The maker's figures of an accelerator.
-
-    Attributes:
-      flops: bfloat16 operations a second, dense.
-      bandwidth: bytes a second of its memory.
-      memory: bytes.
-      link: bytes a second to other chips, in one direction.
-    """
+    """The maker's figures, in operations (bfloat16, dense) or bytes a second, and bytes."""
 
     flops: float
     bandwidth: float
@@ -212,17 +204,10 @@ def pass_seconds(
     ways: int,
     latency: float,
 ) -> Seconds:
-    """The least time of a pass, with each layer split over `ways` chips.
+    """The least time of a pass of T tokens, with each layer split over `ways` chips.
 
-    Args:
-      network: the network.
-      chip: the accelerator.
-      rows: B.
-      tokens: T.
-      cached: S, the positions that attention reads.
-      prompt: P, the positions of the encoder's output, if there is an encoder.
-      ways: the number of chips.
-      latency: seconds of an empty all-reduce.
+    Attention reads `cached` positions, and `prompt` positions of an encoder's output. `latency` is
+    the seconds of an empty all-reduce.
     """
     logits = LOGIT_TRIPS * logit_bytes(network, rows, tokens, ways)
     memory = network.pass_bytes(rows * tokens, ways) + logits
@@ -244,7 +229,7 @@ def tokens_per_round(acceptance: float, draft: int) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the pairs, the chips and the workload."""
+    """Adds the pairs, the chips and the command."""
     parser.add_argument("--verifiers", nargs="+", default=list(PAIRS), choices=list(PRESETS))
     parser.add_argument("--drafter", choices=list(PRESETS), help="for all pairs; else their own")
     parser.add_argument("--chips", nargs="+", default=["v5e", "h100"], choices=list(CHIPS))
@@ -347,10 +332,7 @@ def _fits(needed: float, chip: Chip) -> bool:
     return needed <= _FILLED * chip.memory
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,6 +7,7 @@ with 16 or 8 bits it would convert them first.
 
 import argparse
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import command
-from benchmarks.interleaved import time_interleaved
 from specjax import cpu_kernels
 from specjax.cli.report import Report
 from specjax.compilation import jit, step_options
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Report:
             calls = {"XLA": _through(jnp.dot, x, weights["float32"])}
             for form in FORMS:
                 calls[form] = _through(product, x, weights[form])
-            seconds = time_interleaved(calls, repeats=args.repeats)
+            seconds = command.time_interleaved(calls, repeats=args.repeats)
             line: dict[str, Any] = {"size": name, "rows": rows}
             for form, time in seconds.items():
                 read = weights.get(form, weights["float32"])
@@ -87,10 +87,7 @@ def _through(dot: Any, x: jax.Array, weights: list[Any]) -> Any:
     return functools.partial(blocks, x, weights)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prints the table."""
-    return command.main(__file__, __doc__.splitlines()[0], add_arguments, run, argv)
-
+main = command.program(__file__, __doc__.splitlines()[0], add_arguments, run)
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

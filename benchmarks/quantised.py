@@ -2,13 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from benchmarks import command, workload
-from benchmarks.interleaved import time_interleaved
+from benchmarks import command
 from specjax.cli.report import Report
 from specjax.compilation import jit
 from specjax.data.examples import read_examples
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Decodes greedily and reads the references, with each form of the weights."""
-    workload.check_positive(args, "prompts", "rows", "max_new", "repeats")
+    command.check_positive(args, "prompts", "rows", "max_new", "repeats")
     inputs, references = _texts(args)
     rows = []
     forms = [_FLOATS, *args.weights]
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> Report:
     for name in ("verifier", "drafter"):
         models = {form: pair.named[name] for form, pair in pairs.items()}
         print(f"{name} ...", flush=True)
-        rows += _measured(name, models, pairs, inputs, references, args)
+        rows += _measure(name, models, pairs, inputs, references, args)
     return Report(
         rows,
         _COLUMNS,
@@ -98,7 +97,7 @@ def _texts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     return [example.inputs for example in examples], [str(x) for x in references]
 
 
-def _measured(
+def _measure(
     name: str,
     models: dict[str, TextModel],
     pairs: dict[str, Pair],
@@ -116,7 +115,7 @@ def _measured(
     decoders = {
         (form, size): greedy(model, size) for form, model in models.items() for size in args.rows
     }
-    seconds = time_interleaved(
+    seconds = command.time_interleaved(
         {key: _decodes(decoder, inputs, key[1]) for key, decoder in decoders.items()},
         repeats=args.repeats,
     )
@@ -134,7 +133,7 @@ def _measured(
             "MB": nbytes(model.params) / 1e6,
             "bleu": METRICS["bleu"](texts[form], references),
             "texts": _equal(texts[form], texts[_FLOATS]),
-            **_compared(found, exact),
+            **_compare(found, exact),
         }
         if name == "verifier":
             row["per_call"] = greedy(pairs[form], largest)(inputs).info.tokens_per_verifier_call
@@ -170,7 +169,7 @@ def _read(
     return np.concatenate(logits), np.concatenate(tokens)
 
 
-def _compared(
+def _compare(
     found: tuple[np.ndarray, np.ndarray], exact: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, float]:
     """The errors of logits, and the likelihood of the tokens."""
@@ -186,10 +185,7 @@ def _compared(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -60,7 +60,7 @@ def of_numbers(tree: Any, part: Partitioner) -> Any:
     return with_shardings(shapes, jax.tree.map(lambda _: where, shapes))
 
 
-def lowered(
+def lower_programs(
     method: Method,
     params: Any,
     sizes: Sizes,
@@ -68,17 +68,10 @@ def lowered(
     *,
     filtered: bool = False,
 ) -> dict[str, jax.stages.Lowered]:
-    """The programs of a method, ready to be compiled.
+    """The programs of a method, ready to be compiled, by names in `PROGRAMS`.
 
-    Args:
-      method: with a partitioner.
-      params: the shapes of its parameters, with shardings.
-      sizes: the other shapes.
-      programs: names in `PROGRAMS`; "step" is the loop of steps.
-      filtered: whether top-p filters the tokens.
-
-    Returns:
-      `programs` -> the lowered programs.
+    The method has a partitioner, and `params` the shapes of its parameters with shardings. "step"
+    is the loop of steps. `filtered`: top-p filters the tokens.
     """
     part = method.partitioner
     assert part is not None

@@ -10,17 +10,11 @@ _MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 
 
 def spare_maps(share: float = 0.4) -> bool:
-    """Drops compiled programs if the process has many memory mappings.
+    """Drops compiled programs if the process has a share of the mappings that the system allows.
 
     XLA makes several mappings for each program, so a process that compiles hundreds of programs
     would end with a segmentation fault although memory is free. Programs that are needed again are
     read from the compilation cache, or compiled again: never call this while something is timed.
-
-    Args:
-      share: the share of the system's limit at which programs are dropped.
-
-    Returns:
-      Whether programs were dropped.
     """
     try:
         pieces = _MAPS.read_bytes().count(b"\n")

@@ -4,7 +4,7 @@ import argparse
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 
-from benchmarks import command, workload
+from benchmarks import command
 from benchmarks.loops import Loops
-from benchmarks.workload import GROWN_HELP
 from specjax import Pair, decoding, drafting
 from specjax.checks import check_path, require
 from specjax.cli.report import Report
@@ -42,11 +41,11 @@ _COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, its prompts, the policies and their settings."""
-    workload.add_pair(parser)
+    command.add_pair(parser)
     parser.add_argument("--choose", help="a text file of prompts, to choose settings")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts of each file")
     parser.add_argument("--rows", type=int, default=1, help="batch size B")
-    workload.add_temperatures(parser)
+    command.add_temperatures(parser)
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument("--max-draft", type=int, default=14, help="longest draft of a policy")
     parser.add_argument(
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
-    parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
+    parser.add_argument("--grown", action="store_true", help=command.GROWN_HELP)
     lists: dict[str, tuple[type, list[Any], str]] = {
         _FIXED: (int, list(range(1, 15)), "draft lengths"),
         "confidence": (float, _CONFIDENCES, "thresholds of Confidence"),
@@ -75,14 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Candidate(NamedTuple):
-    """A policy with a setting.
-
-    Attributes:
-      policy: its name.
-      setting: the draft length or the threshold; None if it has none.
-      method: the loop.
-      stopping: the policy's parameters.
-    """
+    """A policy with a draft length, a threshold or None, its loop and its parameters."""
 
     policy: str
     setting: float | int | None
@@ -92,14 +84,9 @@ class Candidate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """The results of a candidate with every batch; arrays `[batches]`.
+    """The results of a candidate with every batch, `[batches]`.
 
-    Attributes:
-      emitted: emitted tokens.
-      calls: rounds, summed over rows.
-      drafted: drafted tokens.
-      discarded: drafted tokens.
-      seconds: the seconds of the loop, summed over repeats.
+    Rounds are summed over rows; the seconds are those of the loop.
     """
 
     emitted: np.ndarray
@@ -124,7 +111,7 @@ def run(args: argparse.Namespace) -> Report:
     discarded tokens per emitted token (SpecDec++, section 4.2). The oracle knows where drafts fail,
     at temperature 0.
     """
-    workload.check_positive(args, "prompts", "rows", "max_new", "max_draft", "repeats")
+    command.check_positive(args, "prompts", "rows", "max_new", "max_draft", "repeats")
     if args.plot:
         require("matplotlib", "eval")
         check_path(args.plot, "--plot")
@@ -133,12 +120,12 @@ def run(args: argparse.Namespace) -> Report:
             raise FileNotFoundError(f"--plot {args.plot}: {where} is not a directory: make it")
     args.rows = [args.rows]
     args.widths = tuple(args.widths) if args.widths else None
-    pair, tokens = workload.load(args)
+    pair, tokens = command.load(args)
     loops, other = Loops.of(pair, tokens, args.max_new), None
     if args.choose:
         asked = copy.copy(args)
         asked.inputs = args.choose
-        texts = workload.encode_texts(asked, workload.enough_texts(asked), pair.verifier.tokenizer)
+        texts = command.encode_texts(asked, command.enough_texts(asked), pair.verifier.tokenizer)
         other = Loops.of(pair, texts, args.max_new)
     candidates = _candidates(args, loops)
     loops.check_fits(args.rows[0], max(c.method.max_draft for c in candidates))
@@ -327,10 +314,7 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -57,36 +57,24 @@ _ARRAYS = 16
 
 
 class Targets(NamedTuple):
-    """The target distributions along texts, and tokens that follow them.
-
-    Attributes:
-      probs: `[B, N, V]` float32, pi.
-      tokens: `[B, N]` int32.
-    """
+    """The target distributions pi along texts, and tokens that follow them."""
 
     probs: Array  # [B, N, V]
     tokens: Array  # [B, N]
 
 
 class TreeLaw(NamedTuple):
-    """The rounds of a tree that begin at each position of the texts.
-
-    Attributes:
-      accepted: `[B, N, D + 1]` float64, the probabilities of 0, 1, ... accepted tokens.
-      whole: `[B, N]` float64, the probability that a leaf is accepted.
-    """
+    """The rounds that begin at each position: the law of accepted tokens, and that of a leaf."""
 
     accepted: np.ndarray  # [B, N, D + 1]
     whole: np.ndarray  # [B, N]
 
 
 class _Below(NamedTuple):
-    """The children of a node at each position.
+    """The children of a node at each position, `[K, B, N]`.
 
-    Attributes:
-      accepted: `[K, B, N]` float32, the probability that the text goes on below each child.
-      weights: `[K, B, N]` float32, the weight of that child.
-      rates: `[K, B, N]` float32, the probability that each child is accepted, for any text.
+    These are the probability that the text goes on below each, its weight there, and the
+    probability that it is accepted, for any text.
     """
 
     accepted: Any  # [K, B, N]
@@ -105,15 +93,7 @@ def cannot_walk(tree: Tree, judge: Verification) -> str | None:
 
 @jit
 def targets_along(rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key: Array) -> Targets:
-    """Returns the targets of a rule; see `positions.positions` for the tokens.
-
-    Args:
-      rule: the rule, with scalar strengths.
-      drafter: its distributions along the texts.
-      verifier: likewise.
-      tokens: `[B, N]` int32, the texts.
-      key: the key of the draws; it is consumed.
-    """
+    """The targets of a rule with scalar strengths along texts; `key` is consumed."""
     size = (*tokens.shape, 1, 1 + num_uniforms(verifier.probs.shape[-1]))
     uniforms = jax.random.uniform(key, size, jnp.float32)
     read = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
@@ -132,15 +112,9 @@ def targets_along(rule: Rule, drafter: Laws, verifier: Laws, tokens: Array, key:
 def walk_tree(
     tree: Tree, judge: Verification, drafter: Laws, targets: Targets, key: Array
 ) -> TreeLaw:
-    """Returns the rounds of a tree along texts.
+    """The rounds of a tree along texts; `cannot_walk` returns None for it. `key` is consumed.
 
-    Args:
-      tree: a tree for which `cannot_walk` returns None.
-      judge: likewise.
-      drafter: the drafter's distributions along the texts; confidences only if it is greedy, for
-        the order of its tokens.
-      targets: the rule's.
-      key: the key of the draws; it is consumed.
+    The drafter's distributions have confidences only if it is greedy, for the order of its tokens.
     """
     shape, joint = tree.shape, _JUDGES[type(judge)]
     assert isinstance(shape, Topology)
@@ -198,14 +172,8 @@ def expect_trees(
 ) -> list[TreeEstimate]:
     """Estimates settings with trees on the verifier's outputs, of one drafter and one sampling.
 
-    Args:
-      models: "verifier" and the drafter, by name.
-      draws: the number of draws for rules whose pi is not p, and for children that are drawn
-        without replacement.
-      seed: the seed of these draws.
-
-    Raises:
-      UserError: a tree cannot be walked, or a model gives NaN.
+    `draws` is the number of draws for rules whose pi is not p, and for children that are drawn
+    without replacement, with this seed.
     """
     trees = {setting: tree_of(setting) for setting in settings}
     names = ("rule", "drafter", "temperature", "top_k", "top_p")
@@ -264,24 +232,11 @@ def tree_rates(
     draws: int = 4,
     seed: int = 0,
 ) -> np.ndarray:
-    """Returns how often the children of a node are accepted, for `theory.best_tree`.
+    """How often the children of a node are accepted, `[K, K]`, for `theory.best_tree`.
 
-    Both models read the texts once. The rates are means over the positions of the texts, by
-    recursive rejection at one node: with `Traversal` verification they are a little higher.
-
-    Args:
-      models: by name: "verifier", and the drafter of the setting.
-      texts: the verifier's outputs.
-      setting: its drafting is a `Tree`, of which only `children` matters.
-      most: K, at least 1 and at most V.
-      draws: see `expect_trees`.
-      seed: the seed of these draws.
-
-    Returns:
-      `[K, K]` float64: at [b - 1, i] the child of rank i, from 0, of a node with b children.
-
-    Raises:
-      ValueError: the setting has no trees, or a model gives NaN.
+    At [b - 1, i] stands the child of rank i, from 0, of a node with b of at most K = `most`
+    children. Both models read the texts once. The rates are means over the positions of the texts,
+    by recursive rejection at one node: with `Traversal` verification they are a little higher.
     """
     tree, rule = tree_of(setting), setting.part("rule")
     pair = models[setting.drafter], models["verifier"]

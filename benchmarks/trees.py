@@ -4,13 +4,13 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import specjax
-from benchmarks import command, workload
+from benchmarks import command
 from benchmarks.predicted import CHIPS, Network, pass_seconds
 from benchmarks.spare_maps import spare_maps
 from benchmarks.tree_walks import TreeEstimate, expect_trees, tree_of, tree_rates
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pairs", nargs="+", default=list(_FIELDS), choices=list(_FIELDS),
         help="built-in pairs, with their samples as prompts; unused with --inputs",
     )  # fmt: skip
-    workload.add_pair(parser, required=False)
+    command.add_pair(parser, required=False)
     parser.add_argument("--prompts", type=int, default=32, help="number of prompts")
     parser.add_argument(
         "--apart", type=int, default=0,
@@ -84,24 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode", action="store_true", help="decode with the best chain and tree on this machine"
     )
-    parser.add_argument("--grown", action="store_true", help=workload.GROWN_HELP)
+    parser.add_argument("--grown", action="store_true", help=command.GROWN_HELP)
     parser.add_argument("--repeats", type=int, default=3, help="measurements with --decode")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Texts:
-    """A pair, and the verifier's texts at a temperature.
-
-    Attributes:
-      name: the pair's.
-      models: by name.
-      temperature: of both models.
-      texts: the verifier's outputs.
-      apart: likewise, of the prompts by which trees and chains are chosen.
-      prompts: the texts of the prompts.
-      options: of decoders.
-      args: the command's.
-    """
+    """A pair, the verifier's texts at a temperature, and those of prompts that choose (`apart`)."""
 
     name: str
     models: Mapping[str, TextModel]
@@ -218,7 +207,7 @@ def _check(args: argparse.Namespace) -> None:
         "draws",
         "repeats",
     )
-    workload.check_positive(args, *sizes)
+    command.check_positive(args, *sizes)
     check_count("--apart", args.apart, "give a number of prompts", low=0)
     for temperature in args.temperatures:
         one_number("--temperatures", temperature, low=0.0, open_high=True)
@@ -268,19 +257,9 @@ def _equal(given: _Texts, rates: Mapping[str, np.ndarray]) -> list[dict[str, Any
     for size in args.drafted:
         settings.append((CHAIN, given.chain(size), None))
         for kind, table in rates.items():
-            best = _best(table, args, lambda _: 1.0, lambda _: 0.0, (size,))
+            best = best_tree(table, lambda _: 1.0, lambda _: 0.0, sizes=(size,), depth=args.depth)
             settings.append((kind, given.tree(kind, best.parents), best))
     return _lines(given, settings, given.expect([setting for _, setting, _ in settings]), None)
-
-
-def _best(
-    rates: np.ndarray,
-    args: argparse.Namespace,
-    verifier: Callable[[int], float],
-    drafter: Callable[[int], float],
-    sizes: Sequence[int],
-) -> BestTree:
-    return best_tree(rates, verifier, drafter, sizes=sizes, depth=args.depth)
 
 
 def _fastest(
@@ -292,20 +271,15 @@ def _fastest(
     best = min(given.expect(chains, apart=True), key=clock.per_token).expected.setting
     settings: list[tuple[str, Setting, BestTree | None]] = [(CHAIN, best, None)]
     for kind, table in rates.items():
-        found = _best(
-            table,
-            given.args,
-            clock.review,
-            clock.level,
-            range(1, most + 1),
-        )
+        sizes, depth = range(1, most + 1), given.args.depth
+        found = best_tree(table, clock.review, clock.level, sizes=sizes, depth=depth)
         settings.append((kind, given.tree(kind, found.parents), found))
     only = [setting for _, setting, _ in settings]
     rows = _lines(given, settings, given.expect(only), clock)
     for row in rows:
         row["machine"] = machine
     if machine == _HERE:
-        for row, decoded in zip(rows, _decoded(given, only), strict=True):
+        for row, decoded in zip(rows, _decode(given, only), strict=True):
             row |= decoded
     return rows
 
@@ -350,19 +324,12 @@ def _machines(given: _Texts) -> list[tuple[str, PassTimes]]:
         for rows in args.rows
     ]
     if args.decode:
-        found.append((_HERE, _measured(given)))
+        found.append((_HERE, _measure(given)))
     return found
 
 
 def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassTimes:
-    """The least times of passes of two networks, on one chip or as many as hold the verifier.
-
-    Args:
-      like: VERIFIER+DRAFTER, two presets.
-      chip: a name of `CHIPS`.
-      rows: B.
-      args: with `cached` and `drafted`.
-    """
+    """The least times of passes of VERIFIER+DRAFTER, on as few chips as hold the verifier."""
     networks = [Network.of(preset(name)) for name in like.split("+")]
     widths = tuple(range(1, max(args.drafted) + 2))
     sizes = {"rows": rows, "cached": args.cached, "prompt": args.cached, "latency": 5e-6}
@@ -381,27 +348,27 @@ def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassT
     return PassTimes(rows, large[0], 0.0, tables)
 
 
-def _sized(given: _Texts) -> dict[str, TextModel]:
+def _timed_models(given: _Texts) -> dict[str, TextModel]:
     """The models that are timed here."""
     models = dict(given.models)
     if given.args.grown:
-        models[VERIFIER] = workload.grown(models[VERIFIER])
+        models[VERIFIER] = command.grown(models[VERIFIER])
     return models
 
 
-def _measured(given: _Texts) -> PassTimes:
+def _measure(given: _Texts) -> PassTimes:
     """The times of passes here, without prompts."""
     widths = powers_of_two(max(given.args.drafted) + 1)
     tables = [(VERIFIER, _DRAFTER), (_DRAFTER, None)]
     length = max(map(len, given.texts.prompts))
     sizes: Any = {"rows": 1, "prompt_length": length}
-    return measure_times(_sized(given), tables, widths, call=lambda: None, **sizes)
+    return measure_times(_timed_models(given), tables, widths, call=lambda: None, **sizes)
 
 
-def _decoded(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:
+def _decode(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:
     """Decodes each prompt with each setting, in turns with the verifier alone."""
     alone = Setting(method=VERIFIER_ALONE, temperature=given.temperature)
-    models, sides, spent = _sized(given), {}, {}
+    models, sides, spent = _timed_models(given), {}, {}
     counts: dict[Setting, dict[int, tuple[int, int]]] = {}
     for setting in (alone, *settings):
         print(f"decoding: {setting.described()} ...", flush=True)
@@ -432,10 +399,7 @@ def _decoded(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs this benchmark; see `benchmarks.command.main`."""
-    return command.main(__file__, HELP, add_arguments, run, argv)
-
+main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

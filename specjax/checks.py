@@ -76,7 +76,7 @@ def options_of(name: str) -> Callable[[_Called], _Called]:
             for option, value in options.items():
                 if option not in known:
                     told = f"{name}: unexpected keyword argument {option!r}"
-                    raise UnknownOptionError(f"{told}{_option_meant(option, value, known)}")
+                    raise UnknownOptionError(f"{told}{_suggestion(option, value, known)}")
             return function(*args, **options)
 
         if not isinstance(called, type):
@@ -87,7 +87,7 @@ def options_of(name: str) -> Callable[[_Called], _Called]:
     return decorate
 
 
-def _option_meant(option: str, value: Any, known: Collection[str]) -> str:
+def _suggestion(option: str, value: Any, known: Collection[str]) -> str:
     text = ELSEWHERE.get(option.lower(), f"{option}={{}}")
     if not text:
         return ": specjax has no beam search: leave it out"
@@ -238,14 +238,8 @@ def checked(
 ) -> Any:
     """Checks a user's number, and fixes its dtype so that different values share a program.
 
-    Args:
-      name: the argument's name, for the message.
-      value: a number or an array of one number per row; a traced value is not checked.
-      low: the smallest value allowed.
-      high: the largest value allowed.
-      open_low: whether `low` itself is excluded.
-      open_high: whether `high` itself is excluded.
-      dtype: the dtype of the result.
+    `name` is for the message. The value is a number or an array of one number per row; a traced
+    value is not checked. `open_low` and `open_high` exclude the ends of the range.
     """
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
@@ -253,12 +247,12 @@ def checked(
         value = value[()]
     span = (low, high, open_low, open_high, dtype)
     # Every call of a Decoder checks the same few numbers.
-    check = _cached if isinstance(value, int | float | np.number) else _checked
+    check = _memo if isinstance(value, int | float | np.number) else _checked
     return check(name, value, *span)
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _cached(*arguments: Any) -> np.ndarray:
+def _memo(*arguments: Any) -> np.ndarray:
     array = _checked(*arguments)
     array.setflags(write=False)  # callers share it
     return array
@@ -291,7 +285,7 @@ def _checked(
     if not np.all(good):
         row = f" in row {int(np.argmin(good))}" if array.ndim else ""
         bad = array.reshape(-1)[np.argmin(good)]
-        wanted = _wanted(low, high, open_low, open_high, np.dtype(dtype), float(bad))
+        wanted = _range_in_words(low, high, open_low, open_high, np.dtype(dtype), float(bad))
         raise UserError(f"{name} must {wanted}, got {bad}{row}")
     return array.astype(dtype)
 
@@ -312,7 +306,7 @@ def one_number(name: str, value: Any, **span: Any) -> float:
     return float(array)
 
 
-def _wanted(
+def _range_in_words(
     low: float, high: float, open_low: bool, open_high: bool, dtype: Any, bad: float
 ) -> str:
     """A range in words: "lie in [0, 1]", "be at least 0", "be a whole number of at least 1"."""

@@ -47,17 +47,17 @@ def cpu_options(backend: str) -> dict[str, Any] | None:
     if backend != "cpu":
         return None
     # Another version of XLA may know only the second value.
-    options = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _known(**x)), None)
+    options = next((x for x in (CPU_OPTIONS, STEP_OPTIONS) if _is_known(**x)), None)
     return None if options is None else dict(options)
 
 
 def step_options(backend: str) -> dict[str, Any] | None:
     """Returns options for programs with products of few tokens; see `cpu_options`."""
-    return dict(STEP_OPTIONS) if backend == "cpu" and _known(**STEP_OPTIONS) else None
+    return dict(STEP_OPTIONS) if backend == "cpu" and _is_known(**STEP_OPTIONS) else None
 
 
 @functools.cache
-def _known(**options: Any) -> bool:
+def _is_known(**options: Any) -> bool:
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except jax.errors.JaxRuntimeError:  # an option or a value that this XLA does not know
@@ -65,14 +65,14 @@ def _known(**options: Any) -> bool:
     return True
 
 
-def _first_placed(tree: Any) -> Any:
+def _first_sharding(tree: Any) -> Any:
     """The sharding of the first leaf that has a sharding, or None."""
     if isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, tuple | list):
         leaves = [tree] if hasattr(tree, "sharding") else jax.tree.leaves(tree)
         return next((x.sharding for x in leaves if getattr(x, "sharding", None) is not None), None)
-    return next((sharding for sharding in map(_first_placed, tree) if sharding is not None), None)
+    return next((sharding for sharding in map(_first_sharding, tree) if sharding is not None), None)
 
 
 @functools.cache
@@ -100,7 +100,7 @@ class Jitted:
         # JAX refuses options within another program.
         if get_opaque_trace_state() != _no_trace():
             return self._within
-        placed = _first_placed(arguments)
+        placed = _first_sharding(arguments)
         device = None if placed is None else next(iter(placed.device_set))
         return self._alone(jax.default_backend() if device is None else device.platform)
 
@@ -288,7 +288,7 @@ def enable_compilation_cache() -> str | None:
 def placement(tree: Any) -> Any:
     """Returns the shardings of a tree as a hashable value for `jit_at`; None on one device."""
     # Fast, because every call of a loop needs it: the first leaf shows whether there is one device.
-    if len(_first_placed(tree).device_set) == 1:
+    if len(_first_sharding(tree).device_set) == 1:
         return None
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(leaf.sharding for leaf in leaves)

@@ -190,7 +190,7 @@ class Kernel(Code):
         of = f"<{width} x float>"
         return self.let(f"call {of} @llvm.fma.v{width}f32({of} {a}, {of} {b}, {of} {total})")
 
-    def joined(self, totals: Sequence[str]) -> str:
+    def lane_sums(self, totals: Sequence[str]) -> str:
         """The sums of the lanes of each vector (1, 2, 4 .. lanes of them), as one vector."""
         vectors, held, width = list(totals), 1, self.lanes
         while width > 1:
@@ -403,7 +403,7 @@ class ByRows(_Product):
                 ["zeroinitializer"] * (columns * rows),
             )
             for i in range(rows):
-                value = self.scale(self.joined(totals[i::rows]), n, columns)
+                value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
                 place = self.whole("mul", self.whole("add", row, i), "%N")
                 self.store(value, self.whole("add", place, n), columns)
 
@@ -424,14 +424,14 @@ class _Softmax(Kernel):
         largest = [lowest]
         for begin, length, bias in parts:
 
-            def biased(
+            def add_bias(
                 k: str, most: list[str], mask: str | None, begin: str = begin, bias: str = bias
             ) -> None:
                 value = self.floats(begin, k, lanes, mask=mask)
                 if scale != 1.0:
                     value = self.let(f"fmul {kind} {value}, {self.number(scale)}")
                 if softcap is not None:
-                    value = self.capped(value, softcap)
+                    value = self.cap(value, softcap)
                 added = self.floats(bias, k, lanes, mask=mask)
                 value = self.let(f"fadd {kind} {value}, {added}")
                 self.store(value, k, lanes, begin, mask)
@@ -441,7 +441,7 @@ class _Softmax(Kernel):
                     )
                 most[0] = self.maximum(most[0], value)
 
-            largest = self.over(length, largest, biased)
+            largest = self.over(length, largest, add_bias)
         top = self.let(f"call float @llvm.vector.reduce.fmaximum.v{lanes}f32({kind} {largest[0]})")
         top = self.splat(top, "float", lanes)
         if sinks:
@@ -455,7 +455,7 @@ class _Softmax(Kernel):
             self.over(length, [], power)
         with self.loop("0", "%width", lanes, kind, ["zeroinitializer"]) as (k, total):
             total[0] = self.let(f"fadd {kind} {total[0]}, {self.floats('%shares', k, lanes)}")
-        value = self.joined(total)
+        value = self.lane_sums(total)
         if sinks:
             own = self.exp(self.let(f"fsub {kind} {self.wide('%sink', lanes)}, {top}"))
             own = self.let(f"shufflevector {kind} {own}, {kind} poison, <1 x i32> zeroinitializer")
@@ -495,7 +495,7 @@ class _Softmax(Kernel):
         power = self.let(f"add {whole} {power}, splat (i32 {127 << 23})")
         return self.let(f"fmul {kind} {y}, {self.let(f'bitcast {whole} {power} to {kind}')}")
 
-    def capped(self, x: str, softcap: float) -> str:
+    def cap(self, x: str, softcap: float) -> str:
         """`softcap * tanh(x / softcap)`."""
         kind, name = f"<{self.lanes} x float>", f"v{self.lanes}f32"
         size = self.let(f"call {kind} @llvm.fabs.{name}({kind} {x})")
@@ -640,7 +640,7 @@ class Attention(Kernel):
                     ["zeroinitializer"] * (count * rows),
                 )
                 for i, place in enumerate(places):
-                    self.store(self.joined(totals[i::rows]), key, count, place)
+                    self.store(self.lane_sums(totals[i::rows]), key, count, place)
 
             self.in_steps("0", segment.length, steps, logits)
 
@@ -674,7 +674,7 @@ class Attention(Kernel):
                         new[place] = self.add_product(column, row, new[place], lanes)
                 sums = new
             for i, (y, total) in enumerate(zip(ys, totals, strict=True)):
-                value, of = self.joined(sums[i::rows]), f"<{count} x float>"
+                value, of = self.lane_sums(sums[i::rows]), f"<{count} x float>"
                 self.store(self.let(f"fdiv {of} {value}, {self.wide(total, count)}"), d, count, y)
 
         self.in_steps("0", "%D", steps, finish)

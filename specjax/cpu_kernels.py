@@ -46,11 +46,7 @@ def product(
 ) -> Float32[Array, "M N"]:
     """`(x @ weight) * scales` in a program for one CPU.
 
-    Args:
-      x: the rows.
-      weight: `[K, N]`, or `[N, K]` if `by_rows`.
-      scales: a factor of each output.
-      by_rows: how the matrix lies.
+    The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
     if x.shape[0] > MOST_ROWS and not by_rows:
         parts = [x[i : i + MOST_ROWS] for i in range(0, x.shape[0], MOST_ROWS)]

@@ -18,19 +18,15 @@ from specjax.compilation import jit
 def on_one_tpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     """`plain(*args)`; under `jax.vmap` in a program for one TPU, `kernel` for all rows at once.
 
-    Rows may share numbers, such as a temperature; if they share a vector, `plain` is compiled.
+    `plain` takes arrays of one row, and `kernel` arrays with a leading axis of rows. Both must be
+    functions of modules or cached: they identify programs. Rows may share numbers, such as a
+    temperature; if they share a vector, `plain` is compiled.
 
     XLA does not split a kernel over the devices of a mesh: if it would have to, and on other
     platforms, `plain` is compiled. Inside a `jax.shard_map` over all axes of a mesh, each device
     has its own arrays and runs the kernel if `check_vma=False`.
-
-    Args:
-      *args: arrays of one row.
-      kernel: takes arrays with a leading axis of rows, and returns such arrays.
-      plain: takes arrays of one row. Both must be functions of modules or
-        cached: they identify programs.
     """
-    return _chosen("tpu", args, kernel, plain)
+    return _choose("tpu", args, kernel, plain)
 
 
 def on_one_cpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
@@ -38,10 +34,10 @@ def on_one_cpu(*args: Array, kernel: Callable[..., Any], plain: Callable[..., An
 
     Both must be functions of modules or cached; see `on_one_tpu`.
     """
-    return _chosen("cpu", args, kernel, plain)
+    return _choose("cpu", args, kernel, plain)
 
 
-def _chosen(platform: str, args: Any, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
+def _choose(platform: str, args: Any, kernel: Callable[..., Any], plain: Callable[..., Any]) -> Any:
     # JAX tracks differences between devices only in plain code, and only plain code knows while it
     # is traced what it is traced for.
     if any(jax.typeof(x).mat.varying for x in args) or platforms.is_special():
@@ -52,14 +48,14 @@ def _chosen(platform: str, args: Any, kernel: Callable[..., Any], plain: Callabl
     return jax.tree.unflatten(tree, _choice.bind(*args, out=out, axes=0, **options))
 
 
-def _mapped(plain: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
+def _map_rows(plain: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
     """`plain` for arrays with this many axes of rows before their own."""
     for _ in range(axes):
         plain = jax.vmap(plain)
     return lambda *args: jax.tree.leaves(plain(*args))
 
 
-def _flattened(kernel: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
+def _flatten_rows(kernel: Callable[..., Any], axes: int) -> Callable[..., list[Array]]:
     """`kernel` for such arrays; outer axes become inner axes, in the order of `rows_in_tiles`."""
     turn = tuple(reversed(range(axes)))
 
@@ -85,12 +81,12 @@ def _abstract(*args: Any, out: Any, axes: int, **_: Any) -> list[Any]:
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, on: str, **params: Any) -> Any:
     axes = params["axes"]
-    run = _mapped(params["plain"], axes)
+    run = _map_rows(params["plain"], axes)
     if on == params["platform"] and _on_one_device(ctx):
         if on == "cpu" and not axes:
-            run = _mapped(params["kernel"], 0)
+            run = _map_rows(params["kernel"], 0)
         elif on == "tpu" and axes:
-            run = _flattened(params["kernel"], axes)
+            run = _flatten_rows(params["kernel"], axes)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
@@ -106,7 +102,7 @@ def _on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
 def _batch(args: Any, dims: Any, *, axes: int, **params: Any) -> Any:
     if any(dim is None and x.ndim > axes for x, dim in zip(args, dims, strict=True)):
         # A vector that all rows share would be copied for each row.
-        out = jax.vmap(_mapped(params["plain"], axes), in_axes=tuple(dims))(*args)
+        out = jax.vmap(_map_rows(params["plain"], axes), in_axes=tuple(dims))(*args)
         return out, [0] * len(out)
     (size,) = {x.shape[dim] for x, dim in zip(args, dims, strict=True) if dim is not None}
 
@@ -122,12 +118,12 @@ def _batch(args: Any, dims: Any, *, axes: int, **params: Any) -> Any:
 
 @functools.partial(jit, static_argnames=("kernel", "plain", "out", "axes", "platform"))
 def _plainly(*args: Array, plain: Callable[..., Any], axes: int, **_: Any) -> list[Array]:
-    return _mapped(plain, axes)(*args)
+    return _map_rows(plain, axes)(*args)
 
 
 def _jvp(primals: Any, tangents: Any, *, plain: Callable[..., Any], axes: int, **_: Any) -> Any:
     tangents = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(_mapped(plain, axes), tuple(primals), tuple(tangents))
+    return jax.jvp(_map_rows(plain, axes), tuple(primals), tuple(tangents))
 
 
 _choice = Primitive("specjax_choice")

@@ -169,12 +169,12 @@ def mappers(path: Path) -> dict[str, Callable[[Any, Sequence[int]], np.ndarray]]
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     return {
-        name: functools.partial(_mapped, path, 8 + length + entry["data_offsets"][0])
+        name: functools.partial(_map_array, path, 8 + length + entry["data_offsets"][0])
         for name, entry in header.items()
     }
 
 
-def _mapped(path: Path, start: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+def _map_array(path: Path, start: int, dtype: Any, shape: Sequence[int]) -> np.ndarray:
     if 0 in shape:  # an empty array cannot be mapped
         return np.empty(shape, dtype)
     return np.asarray(np.memmap(path, dtype, "r", start, tuple(shape)))

@@ -219,19 +219,3 @@ def test_descriptions_tell_own_parameters_apart(pair, page):
 
     one, two = described(0.1), described(0.2)
     assert one != two and one == described(0.1)
-
-
-@pytest.mark.parametrize(
-    "count", [1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3, 5, 18))]
-)
-def test_greedy_block_decodes_any_number_of_prompts(pair, count):
-    decoder = specjax.Decoder(
-        pair,
-        verification=specjax.verification.GreedyBlock(),
-        max_draft=3,
-        sampling=Sampling(0.0),
-        **SHAPE,
-    )
-    alone = specjax.Decoder(pair.verifier, sampling=Sampling(0.0), **SHAPE)
-    prompts = [f"p{i}" for i in range(count)]
-    assert decoder(prompts).texts == alone(prompts).texts

@@ -62,7 +62,7 @@ def test_rows_on_one_tpu_have_the_kernel():
 def test_flattened_rows_keep_their_places():
 
     x = np.arange(30.0, dtype=np.float32).reshape(2, 5, 3)
-    out, total = kernel_choice._flattened(_kernel, 2)(x, np.full((2, 5), 2.0, np.float32))
+    out, total = kernel_choice._flatten_rows(_kernel, 2)(x, np.full((2, 5), 2.0, np.float32))
     np.testing.assert_allclose(out, 2.0 * np.tan(x), rtol=1e-5)
     np.testing.assert_allclose(total, x.sum(-1))
 

@@ -72,20 +72,38 @@ def test_new_files_have_the_permissions_of_the_umask(tmp_path):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("wrapped", [RuntimeError, ValueError])
-def test_a_full_disk_is_named_whatever_library_wraps_it(tmp_path, wrapped):
-    place = tmp_path / "out"
-    with (
-        pytest.raises(OSError, match=r"out cannot be written \(No space left on device\): free"),
-        writing.new_directory(place),
-    ):
-        raise wrapped("UNAVAILABLE: 3 of 7 failed [No space left on device]")
-    assert not list(tmp_path.iterdir())
+def after_a_full_disk(chained):
+    """An error of a library, after the system's."""
+    try:
+        full()
+    except OSError as error:
+        raise ValueError("of its own") from (error if chained else None)
 
 
-def test_other_errors_pass_as_they_are(tmp_path):
-    with pytest.raises(ValueError, match="^wrong$"), writing.new_directory(tmp_path / "out"):
-        raise ValueError("wrong")
+def fails(error):
+    raise error
+
+
+FULL = r"out cannot be written \(No space left on device\): free"
+WRAPPED = "UNAVAILABLE: 3 of 7 failed [No space left on device]"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(
+    ("body", "error", "told"),
+    [
+        (lambda: fails(RuntimeError(WRAPPED)), OSError, FULL),
+        (lambda: fails(ValueError(WRAPPED)), OSError, FULL),
+        (lambda: after_a_full_disk(chained=True), OSError, FULL),
+        (lambda: after_a_full_disk(chained=False), ValueError, "^of its own$"),
+        (lambda: fails(ValueError("wrong")), ValueError, "^wrong$"),
+        (lambda: Path("/absent").read_bytes(), FileNotFoundError, "/absent"),
+    ],
+)
+def test_only_what_a_full_disk_says_is_called_a_failed_write(tmp_path, replace, body, error, told):
+    place = writing.new_directory(tmp_path / "out", replace=replace)
+    with pytest.raises(error, match=told), place:
+        body()
     assert not list(tmp_path.iterdir())
 
 
@@ -226,29 +244,6 @@ def test_what_a_killed_process_left_is_removed_and_a_living_one_is_respected(tmp
         (partial / "whole").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
-
-
-def test_only_what_a_full_disk_says_is_called_a_failed_write(tmp_path):
-    absent = tmp_path / "absent"
-    for replace in (False, True):
-        with (
-            pytest.raises(FileNotFoundError, match="absent"),
-            writing.new_directory(tmp_path / "a", replace=replace),
-        ):
-            absent.read_bytes()
-    with pytest.raises(ValueError, match="^of its own$"), writing.new_directory(tmp_path / "a"):
-        try:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            raise ValueError("of its own") from None
-    with (
-        pytest.raises(OSError, match=r"a cannot be written \(No space left on device\)"),
-        writing.new_directory(tmp_path / "a"),
-    ):
-        try:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise ValueError("of a library") from error
 
 
 def test_what_a_link_leads_to_is_replaced(tmp_path):

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.shapes import Sizes, lowered, of_numbers, of_params
+from benchmarks.shapes import Sizes, lower_programs, of_numbers, of_params
 from benchmarks.tpu.topologies import GPU_OPTIONS, GPUS
 from specjax import decoding, drafting, rules, verification
 from specjax.models import (
@@ -79,8 +78,6 @@ class Case:
       sizes: the shapes.
       depth: the layers of each network; None for all.
       weights: the form of the matrices; see `specjax.checkpoints.load_model`.
-      draft_vocab: the tokens that a head drafts, with an output matrix of its own; None: all, with
-        the verifier's.
     """
 
     pair: str
@@ -90,7 +87,6 @@ class Case:
     sizes: Sizes
     depth: int | None = None
     weights: str | None = None
-    draft_vocab: int | None = None
 
     @property
     def platform(self) -> str:
@@ -139,18 +135,14 @@ class Case:
         count = METHODS[self.method].head
         if count is None:
             return large, small
-        config = _head(large.config, count, self.sizes.draft, self.draft_vocab)
+        config = _head(large.config, count, self.sizes.draft)
         return large, draft_head(config, large).for_devices(self.platform, ways)
 
     def compile(self, layers: tuple[int, int], programs: tuple[str, ...]) -> dict[str, Any]:
-        """The compiled programs by name.
+        """The compiled programs by name, with these layers of verifier and drafter.
 
-        Args:
-          layers: the layers of the verifier and the drafter, instead of `self.layers`.
-          programs: see `benchmarks.shapes.lowered`.
-
-        Raises:
-          ValueError: the compiler fails, for example if a program does not fit into memory.
+        Raises ValueError if the compiler fails, for example because a program does not fit into
+        memory.
         """
         part = Partitioner(self.mesh)
         large, small = self.networks(layers)
@@ -158,7 +150,7 @@ class Case:
         method, params = (_alone if self.method == ALONE else _pair)(
             large, small, variant, self.sizes.draft, part, self.weights
         )
-        made = lowered(method, params, self.sizes, programs, filtered=variant.filtered)
+        made = lower_programs(method, params, self.sizes, programs, filtered=variant.filtered)
         options = GPU_OPTIONS if self.platform == "gpu" else None
         try:
             return {name: program.compile(options) for name, program in made.items()}
@@ -168,11 +160,7 @@ class Case:
 
 
 def configs_of(pair: str) -> tuple[ModelConfig, ModelConfig]:
-    """The configurations of a pair in bfloat16.
-
-    Raises:
-      ValueError: for an unknown pair.
-    """
+    """The configurations of a pair in bfloat16."""
     names = PAIRS.get(pair) or tuple(pair.split("+"))
     if len(names) != 2 or not set(names) <= PRESETS.keys():
         raise ValueError(
@@ -217,20 +205,12 @@ def _pair(
         kind = drafting.heads.BlockDrafter if variant.head else drafting.heads.EagleDrafter
         drafter = kind(small, draft, policy)
         network = small.joined(of_params(small, part), verifier)
-        if small.config.draft_vocab is not None:
-            network["places"] = _places(small.vocab_size, part)
     method = decoding.Speculative(large, drafter, variant.verification, partitioner=part)
     own = drafting.chain.ChainParams(network, of_numbers(numbers, part))
     return method, decoding.MethodParams(verifier, own, of_numbers(variant.rule, part))
 
 
-def _places(vocab_size: int, part: Partitioner) -> jax.ShapeDtypeStruct:
-    """The shape of the map from tokens to those that are drafted; every device has it."""
-    where = jax.NamedSharding(part.mesh, jax.P())
-    return jax.ShapeDtypeStruct((vocab_size,), np.int32, sharding=where)
-
-
-def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> HeadConfig:
+def _head(verifier: ModelConfig, layers: int, draft: int) -> HeadConfig:
     """The head of a verifier; of its states it reads as many as the published ones."""
     assert isinstance(verifier, T5Config | DecoderOnlyConfig)
     depth = _depth_of(verifier)
@@ -251,8 +231,6 @@ def _head(verifier: ModelConfig, layers: int, draft: int, vocab: int | None) -> 
         # Where they lie costs nothing.
         "boundaries": tuple(1 + i * (depth - 2) // (states - 1) for i in range(states)),
         "windows": (None,) * (layers or 1),
-        "draft_vocab": vocab,
-        "own_output": vocab is not None,
         "cross_layer": depth - 1 if isinstance(verifier, T5Config) else None,
     }
     if not layers:
@@ -268,15 +246,9 @@ def at_depth(
 ) -> dict[str, float]:
     """The numbers of a program with all layers, extrapolated from programs with few layers.
 
-    Args:
-      measure: (layers of the verifier, of the drafter) -> numbers.
-      few: two depths: the difference is the cost of a layer, for each network separately; it is
-        multiplied by the number of missing layers. None measures all layers.
-      full: all layers of the verifier and of the drafter.
-      both: whether the program has a drafter whose layers are few, too.
-
-    Returns:
-      The numbers.
+    `measure` takes the layers of the verifier and of the drafter. The difference between the two
+    depths of `few` is the cost of a layer, for each network separately, and is multiplied by the
+    number of missing layers; None measures all. `both`: the layers of the drafter are few, too.
     """
     if few is None:
         return dict(measure(full))

@@ -26,8 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from benchmarks.compiled import Instruction, Program
-from benchmarks.traffic import KINDS
+from benchmarks.compiled import KINDS, Instruction, Program
 
 PARTS = (
     "verifier_pass",
@@ -118,19 +117,10 @@ class Kernels(NamedTuple):
 def executed(
     program: Program, draft: int, *, loop: bool, kernels: Kernels | None = None
 ) -> list[Executed]:
-    """The instructions of a step.
+    """The instructions of a step, each once per place from which it is called.
 
-    Args:
-      program: a compiled program.
-      draft: G, the runs of a drafting loop without a known limit.
-      loop: whether the program is a loop of steps: only its outermost loop counts, once.
-      kernels: take the time of their bytes; None: no kernel has a time.
-
-    Returns:
-      Each once per place from which it is called.
-
-    Raises:
-      ValueError: the program has no loop.
+    G = `draft` are the runs of a drafting loop without a known limit. Of a `loop` of steps only the
+    outermost loop counts, once. Without `kernels` no kernel has a time.
     """
     reader = Reader(program, draft, kernels)
     return [item for call in reader.step(loop=loop) for item in reader.block(call)]

@@ -5,28 +5,18 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
-from benchmarks.compiled import parse
+from benchmarks.compiled import KINDS, collectives, parse
 from benchmarks.predicted import CHIPS, LOGIT_TRIPS, Network, logit_bytes, pass_seconds
 from benchmarks.tpu import estimates, waste
 from benchmarks.tpu.cases import ALONE, METHODS, Case
 from benchmarks.tpu.topologies import TPUS
-from benchmarks.traffic import KINDS, collectives
 from specjax.partitioning import Partitioner
 
 MB = 1e6
 
 
 def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], dict[str, Any]]:
-    """The numbers of a program.
-
-    Args:
-      program: compiled.
-      name: a name of `benchmarks.shapes.PROGRAMS`.
-      case: its case.
-
-    Returns:
-      Numbers that grow with the layers; and facts that do not.
-    """
+    """The numbers of a compiled program that grow with the layers; and facts that do not."""
     text = program.as_text()
     parsed = parse(text)
     kernels = estimates.Kernels(
@@ -129,9 +119,7 @@ def rooflines(case: Case) -> dict[str, float]:
     block, trip = pass_of(large, 1 if alone else sizes.draft + 1, ways)
     draft = small_trip = late = 0.0
     if case.has_head:
-        # A mesh splits the verifier's output projection, but no head.
-        split = 1 if case.draft_vocab is not None else ways
-        small_trip = logit_bytes(large, rows, 1, split) / chip.bandwidth
+        small_trip = logit_bytes(large, rows, 1, ways) / chip.bandwidth
         read, late = (nbytes / chip.bandwidth for nbytes in _head_bytes(case, rows))
         draft = read / sizes.draft + LOGIT_TRIPS * small_trip
     elif not alone:
@@ -157,8 +145,7 @@ def _head_bytes(case: Case, rows: int) -> tuple[float, float]:
     sizes, passes = head.config.layers, 1 if METHODS[case.method].head else case.sizes.draft
     late = sum(leaf.size for name, leaf in leaves.items() if name.startswith("fc"))
     read = sum(leaf.size for leaf in leaves.values()) - late
-    if not head.config.own_output:
-        read += verifier.config.vocab_size * verifier.config.embed_dim // case.mesh.shape["model"]
+    read += verifier.config.vocab_size * verifier.config.embed_dim // case.mesh.shape["model"]
     places = case.sizes.cache + case.sizes.prompt * (head.config.cross_layer is not None)
     read += 2 * rows * places * sizes.num_layers * sizes.kv_heads * sizes.head_dim
     return 2.0 * passes * read, 2.0 * late

@@ -91,14 +91,7 @@ GPU_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 def mesh_of(chip: str, data: int, ways: int) -> Mesh:
     """A mesh of chips that are not there: programs can be compiled for it, but not run.
 
-    Args:
-      chip: one of `TPUS` or `GPUS`.
-      data: the number of chips that split the rows.
-      ways: the number of chips that split each model; 1, as `data`, for a GPU.
-
-    Raises:
-      ValueError: the chip's compiler is missing, JAX has already started on another platform than
-        the CPU, or there is no slice of this size.
+    `data` chips split the rows, and `ways` each model; a GPU has one of both.
     """
     if chip in GPUS:
         return _gpu(chip)

@@ -16,12 +16,8 @@ _HOST = 5  # a memory space
 class Large:
     """The sizes that count as large, on one device.
 
-    Attributes:
-      rows: B.
-      vocab: V.
-      cache: S.
-      layer: the number of numbers in a layer's keys, of the network with the smallest layers.
-      weights: the sizes of the parameters, each sorted.
+    `layer` are the numbers in a layer's keys, of the network with the smallest layers; the sizes of
+    each parameter are sorted.
     """
 
     rows: int
@@ -48,11 +44,7 @@ class Large:
 def worst_padding(
     run: Iterable[Instruction], large: Large
 ) -> tuple[float, Instruction | None, ArrayLayout | None]:
-    """The large array with the highest ratio of bytes to numbers.
-
-    Returns:
-      The ratio, the instruction that makes the array, and the array; 1 and None if none is large.
-    """
+    """The highest ratio of bytes to numbers of a large array, with its maker and the array."""
     worst: tuple[float, Instruction | None, ArrayLayout | None] = (1.0, None, None)
     for one in run:
         for array in one.arrays:
@@ -74,7 +66,7 @@ def copies(program: Program, run: Iterable[Instruction], large: Large) -> dict[s
     """
     found = {f"{kind}_{how}": 0 for how in _HOW for kind in ("cache", "vocabulary", "weights")}
     for one in run:
-        for how, array in _copied(program, one):
+        for how, array in _copies(program, one):
             if kind := large.kind(array):
                 found[f"{kind}_{how}"] += 1
     return found
@@ -83,7 +75,7 @@ def copies(program: Program, run: Iterable[Instruction], large: Large) -> dict[s
 _HOW = COPIES, STORES, FUSED = ("copies", "stores", "fused")
 
 
-def _copied(program: Program, one: Instruction) -> Iterator[tuple[str, ArrayLayout]]:
+def _copies(program: Program, one: Instruction) -> Iterator[tuple[str, ArrayLayout]]:
     """How an instruction copies, and the copied array."""
     if one.opcode == "copy-start":
         after, before = one.arrays[:2]

@@ -7,7 +7,6 @@ import pytest
 
 import specjax
 from benchmarks import acceptance
-from benchmarks.acceptance import main
 from specjax.cli.report import Report
 from specjax.text.results import Result, Row, RowInfo, RunInfo
 from tests import tiny_pair
@@ -19,7 +18,7 @@ def arguments(tmp_path_factory):
 
 
 @pytest.mark.exhaustive
-def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
+def test_acceptance_counts_rows(arguments, rows, monkeypatch):
     alone = []
     decode = specjax.Decoder.__call__
 
@@ -30,9 +29,9 @@ def test_acceptance_counts_rows(arguments, capsys, monkeypatch):
 
     monkeypatch.setattr(specjax.Decoder, "__call__", spy)
     sizes = ["--rows=4", "--drafts=2", "--max-new=6", "--temperatures", "0", "1"]
-    assert main([*arguments, *sizes]) == 0
+    assert acceptance.main([*arguments, *sizes]) == 0
     assert alone == [0.0]
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = rows()
     assert [(row["temperature"], row["verification"]) for row in rows] == [
         *((0.0, "Token"), (0.0, "Block"), (1.0, "Token"), (1.0, "Block"))
     ]
@@ -96,17 +95,11 @@ def test_a_difference_is_compared_row_by_row():
     assert acceptance.figures(FIRST, FIRST)["difference_se"] == 0.0
 
 
-def test_without_drafts_the_report_is_json():
-    report = Report([acceptance.figures(SECOND)], ())
-    (row,) = json.loads(report.json_line("acceptance"))["rows"]
-    assert row["acceptance_rate"] is None and row["tokens_per_call"] == 4.0
-
-
-def test_one_row_has_no_standard_error():
+def test_one_row_has_no_standard_error_and_no_drafts_no_rate():
     one = _info(emitted=[6], verifier_calls=[2])
-    found = acceptance.figures(one, one)
+    (found,) = json.loads(Report([acceptance.figures(one, one)], ()).json_line("a"))["rows"]
     assert found["tokens_per_call"] == 3.0 and found["difference"] == 0.0
-    assert found["standard_error"] is None and found["difference_se"] is None
+    assert found["standard_error"] is found["difference_se"] is found["acceptance_rate"] is None
 
 
 def test_outputs_are_the_same_by_tokens_and_end():

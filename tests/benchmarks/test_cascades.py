@@ -1,13 +1,10 @@
 """`benchmarks.cascades`: figures that fit together."""
 
-import json
-
 import numpy as np
 import pytest
 
 import specjax
 from benchmarks import cascades
-from benchmarks.cascades import main
 from specjax.evaluation import Bootstrap
 from tests import tiny_pair
 
@@ -31,21 +28,14 @@ def arguments(tmp_path, monkeypatch):
     monkeypatch.setattr(specjax, "load_pair", lambda **_: pair)
     monkeypatch.setattr(cascades, "load_text_model", lambda _: tiny_pair.tabular(3))
     few = ["--max-new=6", "--prompts=2", "--repeats=1", "--temperatures", "0"]
-    drafts = [
-        "--drafts",
-        "2",
-        "1",
-        "Lookup()",
-        "Cascade(((1, 1), (0, 1)), ('drafter', 'drafter_2'))",
-    ]
-    return [*common, *few, "--drafters", "third", *drafts]
+    cascade = "Cascade(((1, 1), (0, 1)), ('drafter', 'drafter_2'))"
+    return [*common, *few, "--drafters", "third", "--drafts", "2", "1", "Lookup()", cascade]
 
 
 @pytest.mark.exhaustive
-def test_figures_fit_together(arguments, capsys):
-    assert main(arguments) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    alone, *others = rows
+def test_figures_fit_together(arguments, rows):
+    assert cascades.main(arguments) == 0
+    alone, *others = rows()
     assert alone["ms"] == alone["wall"] == alone["tokens_per_call"] == 1.0
     for row in others:
         assert row["ms_low"] <= row["ms"] <= row["ms_high"] and row["same"] == 2

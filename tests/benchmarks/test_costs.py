@@ -4,24 +4,12 @@ import json
 
 import pytest
 
-import specjax
 from benchmarks.costs import main
 from benchmarks.loops import Loops
 from specjax.cli import bench
 from specjax.drafting import read_costs
-from tests import tiny_pair
 
 DRAFT, VERIFIER, CALL = 0.25, {1: 2.0, 2: 3.0, 4: 3.5}, 0.125
-
-
-@pytest.fixture
-def arguments(tmp_path, monkeypatch):
-    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
-    sizes = ["--rows=2", "--max-draft=3", "--held-out=2", "--max-new=6", "--repeats=2"]
-    return [f"--inputs={prompts}", *sizes]
 
 
 @pytest.fixture
@@ -47,10 +35,11 @@ def timed(monkeypatch):
     monkeypatch.setattr(Loops, "run", known)
 
 
-def test_known_costs_are_found_predicted_and_written(arguments, timed, capsys, tmp_path):
+def test_known_costs_are_found_predicted_and_written(quick, timed, rows, tmp_path):
     path = tmp_path / "costs.json"
-    assert main([*arguments, f"--output={path}"]) == 0
-    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    sizes = ["--rows=2", "--max-draft=3", "--held-out=2", "--repeats=2"]
+    assert main([*quick, *sizes, f"--output={path}"]) == 0
+    (row,) = rows()
     assert row["draft_ms"] == pytest.approx(1e3 * DRAFT)
     assert row["call_ms"] == pytest.approx(1e3 * CALL)
     for width, cost in VERIFIER.items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.grown import LLAMA_200M, grow
-from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
+from specjax.models import CausalLM, LlamaConfig, T5Config, model_from_config
 
 SMALL = T5Config(
     vocab_size=50, embed_dim=12, num_heads=2, head_dim=4, mlp_dim=16,
@@ -18,30 +18,6 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tie_embeddings": True},
-        pytest.param({"mlp_activations": ("relu",)}, marks=pytest.mark.exhaustive),
-        pytest.param({}, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_logits_are_equal(change):
-    model = Seq2SeqLM(SMALL.replace(**change))
-    # Far from one, so that a wrong scale or epsilon shows.
-    params = jax.tree.map(lambda x: 0.7 * x, model.init(jax.random.key(0)))
-    large, grown = grow(model, params, **SIZES)
-    assert large.num_params() > 4 * model.num_params()
-    tokens = jax.random.randint(jax.random.key(1), (2, 9), 1, 50)
-    want = model.apply(params, tokens, tokens)
-    got = large.apply(grown, tokens, tokens)
-    scale = float(jnp.abs(want).max())
-    np.testing.assert_allclose(got, want, atol=1e-5 * scale)
-    # The control: without the corrected epsilon and scale the logits differ.
-    wrong = Seq2SeqLM(large.config.replace(norm_eps=0.1))
-    assert float(jnp.abs(wrong.apply(grown, tokens, tokens) - want).max()) > 1e-3 * scale
-
-
 SMALL_LLAMA = LlamaConfig(
     vocab_size=50, embed_dim=12, num_heads=4, num_kv_heads=2, head_dim=6, mlp_dim=16, num_layers=2
 )  # fmt: skip
@@ -51,19 +27,28 @@ LLAMA_SIZES = {
 
 
 @pytest.mark.parametrize(
-    "change", [{"tie_embeddings": True}, pytest.param({}, marks=pytest.mark.exhaustive)]
+    ("small", "sizes", "change"),
+    [
+        (SMALL, SIZES, {"tie_embeddings": True}),
+        pytest.param(SMALL, SIZES, {"mlp_activations": ("relu",)}, marks=pytest.mark.exhaustive),
+        pytest.param(SMALL, SIZES, {}, marks=pytest.mark.exhaustive),
+        (SMALL_LLAMA, LLAMA_SIZES, {"tie_embeddings": True}),
+        pytest.param(SMALL_LLAMA, LLAMA_SIZES, {}, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_logits_of_a_llama_are_equal(change):
-    model = CausalLM(SMALL_LLAMA.replace(**change))
+def test_logits_are_equal(small, sizes, change):
+    model = model_from_config(small.replace(**change))
+    # Far from one, so that a wrong scale or epsilon shows.
     params = jax.tree.map(lambda x: 0.7 * x, model.init(jax.random.key(0)))
-    large, grown = grow(model, params, **LLAMA_SIZES)
+    large, grown = grow(model, params, **sizes)
     assert large.num_params() > 4 * model.num_params()
-    tokens = jax.random.randint(jax.random.key(1), (2, 9), 1, 50)
-    want = model.apply(params, tokens)
+    tokens = [jax.random.randint(jax.random.key(1), (2, 9), 1, 50)] * (1 + (small is SMALL))
+    want = model.apply(params, *tokens)
     scale = float(jnp.abs(want).max())
-    np.testing.assert_allclose(large.apply(grown, tokens), want, atol=1e-5 * scale)
-    wrong = CausalLM(large.config.replace(norm_eps=0.1))
-    assert float(jnp.abs(wrong.apply(grown, tokens) - want).max()) > 1e-3 * scale
+    np.testing.assert_allclose(large.apply(grown, *tokens), want, atol=1e-5 * scale)
+    # The control: without the corrected epsilon and scale the logits differ.
+    wrong = model_from_config(large.config.replace(norm_eps=0.1))
+    assert float(jnp.abs(wrong.apply(grown, *tokens) - want).max()) > 1e-3 * scale
 
 
 def test_its_usual_size_is_200_million():
@@ -71,20 +56,15 @@ def test_its_usual_size_is_200_million():
     assert 195e6 < CausalLM(config).num_params() < 210e6
 
 
-def test_a_network_that_cannot_grow_is_told():
-    model = CausalLM(SMALL_LLAMA)
-    with pytest.raises(AssertionError, match="groups of 2 queries cannot become groups of 3"):
-        grow(model, {}, num_heads=6)
-    with pytest.raises(AssertionError, match="'head_dim' cannot grow"):
-        grow(model, {}, head_dim=8)
-    with pytest.raises(AssertionError, match="a T5 or a Llama can grow, got 3"):
-        grow(3, {})
-
-
-def test_bad_sizes_are_named():
-    model = Seq2SeqLM(SMALL)
-    params = model.init(jax.random.key(0))
-    with pytest.raises(AssertionError, match="embed_dim=8 is smaller than the model's"):
-        grow(model, params, embed_dim=8)
-    with pytest.raises(AssertionError, match="'vocab_size' cannot grow"):
-        grow(model, params, vocab_size=100)
+@pytest.mark.parametrize(
+    ("config", "sizes", "told"),
+    [
+        (SMALL_LLAMA, {"num_heads": 6}, "groups of 2 queries cannot become groups of 3"),
+        (SMALL_LLAMA, {"head_dim": 8}, "'head_dim' cannot grow"),
+        (SMALL, {"embed_dim": 8}, "embed_dim=8 is smaller than the model's"),
+        (None, {}, "a T5 or a Llama can grow, got None"),
+    ],
+)
+def test_a_network_that_cannot_grow_is_told(config, sizes, told):
+    with pytest.raises(AssertionError, match=told):
+        grow(config and model_from_config(config), {}, **sizes)

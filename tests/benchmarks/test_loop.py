@@ -1,14 +1,9 @@
 """`benchmarks.loop`: the overhead is the loop's time over that of its passes."""
 
-import json
-
 import numpy as np
 import pytest
 
-import specjax
 from benchmarks import loop
-from benchmarks.loop import main
-from tests import tiny_pair
 
 
 def test_overhead_is_the_loops_time_over_that_of_its_passes():
@@ -22,21 +17,11 @@ def test_overhead_is_the_loops_time_over_that_of_its_passes():
     assert found["draft_two_ms"] == 750.0 and found["verifier_calls"] == 5
 
 
-@pytest.fixture
-def arguments(tmp_path, monkeypatch):
-    """Of a pair whose programs compile quickly."""
-    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
-    sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
-    return [f"--inputs={prompts}", *sizes]
-
-
 @pytest.mark.exhaustive
-def test_figures_fit_together(arguments, capsys):
-    assert main(arguments) == 0
-    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+def test_figures_fit_together(quick, rows):
+    sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--repeats=1"]
+    assert loop.main([*quick, *sizes]) == 0
+    (row,) = rows()
     spent = row["drafter_calls"] * row["draft_ms"] + row["verifier_calls"] * row["verifier_ms"]
     assert row["overhead"] == pytest.approx(row["loop_ms"] / spent)
     # Two drafts per round, and a third if the whole block was accepted.

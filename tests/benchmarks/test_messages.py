@@ -84,6 +84,8 @@ predicted --rows 1000000
     the most chips that divide its 64 heads: give fewer --rows
 predicted --verifiers llama2_13b
     --drafter is needed
+quantised --inputs four.txt
+    there must be a reference per input: give --fields
 stopping STOPPING --fixed 0
     --fixed must be at least 1, got 0
 stopping STOPPING --fixed

@@ -12,8 +12,8 @@ import sentencepiece
 import torch
 import transformers
 
-from benchmarks import ctranslate2_peer, peers, transformers_peer
 from benchmarks import grown as _grown
+from benchmarks import peers
 from benchmarks.peers import main
 from specjax.checkpoints import save_model
 from specjax.models import CausalLM, LlamaConfig, Seq2SeqLM, T5Config
@@ -43,14 +43,13 @@ def _one_thread(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def _rows(capsys):
-    return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-
-
 @pytest.mark.exhaustive
-def test_all_sides_emit_the_same_tokens(arguments, capsys):
-    assert main(arguments) == 0
-    rows = _rows(capsys)
+@pytest.mark.parametrize("grown", [(), ("--grown",)])
+def test_all_sides_emit_the_same_tokens(arguments, rows, monkeypatch, grown):
+    """Both sides read the grown verifier, so equal outputs show that it was saved correctly."""
+    monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})
+    assert main([*arguments, *grown]) == 0
+    rows = rows()
     assert [(row["method"], row["peer"]) for row in rows] == [
         *(("plain", "transformers"), ("assisted", "transformers")),
         *(("plain", "CTranslate2"), ("assisted", "CTranslate2")),
@@ -69,39 +68,24 @@ def test_all_sides_emit_the_same_tokens(arguments, capsys):
     assert rows[1]["ours_tokens_per_s"] == rows[3]["ours_tokens_per_s"]
 
 
-@pytest.mark.exhaustive
-def test_both_sides_load_the_grown_verifier_from_one_directory(arguments, capsys, monkeypatch):
-    """Both sides read it, so equal outputs show that it was saved correctly."""
-    monkeypatch.setattr(_grown, "T5_BASE", SIZES | {"num_decoder_layers": 3})
-    read = []
-    load = peers.load_pair
-    monkeypatch.setattr(peers, "load_pair", lambda **kw: read.append(load(**kw)) or read[-1])
-    assert main([*arguments, "--grown", "--prompts=2"]) == 0
-    (pair,) = read
-    assert pair.verifier.model.config.embed_dim == 32
-    assert pair.verifier.model.config.num_decoder_layers == 3
-    assert not peers.Path(pair.verifier.name).exists()  # the temporary directory is gone
-    assert [row["same_outputs"] for row in _rows(capsys)] == [2, 2, 2, 2]
-
-
-def test_other_outputs_are_counted(arguments, capsys, monkeypatch):
+def test_other_outputs_are_counted(arguments, rows, monkeypatch):
     """Changes the peer's last layer."""
-    load = transformers_peer.load_model
+    load = peers.load_model
 
     def spoilt(*args):
         model = load(*args)
         torch.nn.init.normal_(model.lm_head.weight, generator=torch.Generator().manual_seed(0))
         return model
 
-    monkeypatch.setattr(transformers_peer, "load_model", spoilt)
+    monkeypatch.setattr(peers, "load_model", spoilt)
     assert main(arguments) == 0
-    plain, assisted, *others = _rows(capsys)
+    plain, assisted, *others = rows()
     assert plain["same_outputs"] < 4 and assisted["same_outputs"] < 4
     assert [row["same_outputs"] for row in others] == [4, 4]
     assert plain["ours_as_plain"] == assisted["ours_as_plain"] == 4
 
 
-def test_the_peer_uses_its_draft_settings(arguments, capsys, monkeypatch):
+def test_the_peer_uses_its_draft_settings(arguments, rows, monkeypatch):
     """It drafts with constant length G or its own defaults, greedily, with our length limit."""
     generate = transformers.T5ForConditionalGeneration.generate
     seen = set()
@@ -115,23 +99,19 @@ def test_the_peer_uses_its_draft_settings(arguments, capsys, monkeypatch):
 
     monkeypatch.setattr(transformers.T5ForConditionalGeneration, "generate", spy)
     assert main([*arguments, "--prompts=1", "--no-ctranslate2"]) == 0
-    assert [row["peer"] for row in _rows(capsys)] == ["transformers"] * 2
+    assert [row["peer"] for row in rows()] == ["transformers"] * 2
     assert seen == {(2, 0.0), (None, None)}
 
 
-def test_turns_return_outputs_in_order():
-    calls = {"a": lambda i: np.full(2, i), "b": lambda i: np.full(3, -i)}
-    samples, outputs = peers._turns(calls, range(23), 2)
-    assert [int(x[0]) for x in outputs["a"]] == list(range(23))
-    assert [int(x[0]) for x in outputs["b"]] == [-i for i in range(23)]
-    assert len(samples["a"]) == len(samples["b"]) == 2 * 3 and min(samples["a"]) > 0
-
-
-def test_every_second_turn_is_in_reverse():
-    order = []
-    calls = {name: lambda i, name=name: order.append(name) or np.zeros(1) for name in "abc"}
-    peers._turns(calls, range(1), 3)
-    assert "".join(order) == "abccbaabc"
+def test_turns_return_outputs_in_order_and_count_what_was_emitted(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    calls = {"a": lambda i: np.full(i, i), "b": lambda i: np.full(3, -i)}
+    samples, outputs = peers._turns(calls, range(13), 2)
+    assert [x.tolist() for x in outputs["a"]] == [[i] * i for i in range(13)]
+    assert [int(x[0]) for x in outputs["b"]] == [-i for i in range(13)]
+    assert samples == {"a": [45, 33, 45, 33], "b": [30, 9, 30, 9]}
+    assert peers._medians(samples) == {"a": 39.0, "b": 19.5}
 
 
 def test_ratios_are_those_of_turns():
@@ -150,34 +130,22 @@ def test_all_end_of_sequence_tokens_become_the_first(tmp_path):
         model.tokenizer.eos_ids = tuple(range(1, tiny_pair.VOCAB))
     ours = peers._ours(pair, [[5, 6, 1]], [2], 6)
     prompts = [[5, 6, 1]]
-    theirs = transformers_peer.generations(torch, transformers, pair, prompts, [2], 6, [1])
-    other = ctranslate2_peer.generations(ctranslate2, pair.verifier, prompts, 6, [1])
+    theirs = peers.transformers_generations(torch, transformers, pair, prompts, [2], 6, [1])
+    other = peers.ctranslate2_generations(ctranslate2, pair.verifier, prompts, 6, [1])
     calls = [*ours[0].values(), *ours[1].values(), *other.values()]
     calls += [*theirs[0].values(), *theirs[1].values()]
     assert [call(0).tolist() for call in calls] == [[1]] * len(calls)
 
 
-def test_a_turn_counts_what_was_emitted(monkeypatch):
-    clock = iter(range(100))
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    samples, _ = peers._turns({"a": lambda i: np.zeros(i)}, range(13), 1)
-    assert samples == {"a": [sum(range(10)), sum(range(10, 13))]}
-    assert peers._medians(samples) == {"a": 39.0}
-
-
-def test_without_transformers_the_error_says_so(arguments, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [("torch", "pip install transformers"), ("ctranslate2", "--no-ctranslate2")],
+)
+def test_without_a_library_the_error_says_so(arguments, capsys, monkeypatch, library, remedy):
+    monkeypatch.setitem(sys.modules, library, None)
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert "torch is not installed" in error and error.count("\n") == 1
-
-
-def test_without_ctranslate2_the_error_says_so(arguments, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert "ctranslate2 is not installed" in error and "--no-ctranslate2" in error
-    assert error.count("\n") == 1
+    assert f"{library} is not installed" in error and remedy in error and error.count("\n") == 1
 
 
 def test_a_verifier_that_ctranslate2_cannot_convert_is_named(tmp_path, monkeypatch):
@@ -190,7 +158,7 @@ def test_a_verifier_that_ctranslate2_cannot_convert_is_named(tmp_path, monkeypat
     with pytest.raises(
         ValueError, match=r"CTranslate2 cannot convert it \(NotImplementedError: no such model\)"
     ):
-        ctranslate2_peer.generations(ctranslate2, model, [[1]], 6, [1])
+        peers.ctranslate2_generations(ctranslate2, model, [[1]], 6, [1])
 
 
 def test_a_decoder_only_verifier_has_both_peers(tmp_path):
@@ -210,8 +178,8 @@ def test_a_decoder_only_verifier_has_both_peers(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     pair = peers.load_pair(drafter=tmp_path, verifier=tmp_path, dtype="float32")
     prompts = [[5, 6, 7], [8, 9]]
-    plain, _ = transformers_peer.generations(torch, transformers, pair, prompts, [2], 6, [1])
-    other = ctranslate2_peer.generations(ctranslate2, pair.verifier, prompts, 6, [1])
+    plain, _ = peers.transformers_generations(torch, transformers, pair, prompts, [2], 6, [1])
+    other = peers.ctranslate2_generations(ctranslate2, pair.verifier, prompts, 6, [1])
     for i in range(2):
         theirs = plain["1 thread"](i).tolist()
         assert other[1](i).tolist() == theirs and theirs

@@ -1,16 +1,9 @@
 """The predictions, against sums by hand."""
 
-import json
-
 import pytest
 
 from benchmarks import predicted
 from specjax.models import LlamaConfig, preset
-
-
-def rows_of(capsys, *words):
-    assert predicted.main([*words]) == 0
-    return json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
 
 
 def test_published_sizes_are_counted():
@@ -72,22 +65,24 @@ def test_layers_that_share_keys_and_values_read_them_again():
     assert read == 2 * 10 * (28 * 256 + 7 * 512) * 2
 
 
-def test_rounds_and_speedups(capsys):
+def test_rounds_and_speedups(rows):
+    def rows_of(*words):
+        assert predicted.main([*words]) == 0
+        return rows()
+
     assert predicted.tokens_per_round(0.5, 2) == 1.75
     assert predicted.tokens_per_round(1.0, 4) == 5.0
     words = ["--verifiers", "llama2_70b", "--chips", "v5e", "--rows", "1"]
-    [row] = rows_of(capsys, *words)
+    [row] = rows_of(*words)
     assert row["fits"] and row["ways"] == 16
     ideal = predicted.tokens_per_round(0.7, 5) / (5 * row["c"] + row["r"])
     assert row["speedup"] == pytest.approx(ideal)
     assert row["speedup"] == pytest.approx(row["tokens_per_s"] / row["alone_tokens_per_s"])
-    [worse] = rows_of(capsys, *words, "--acceptance", "0")
+    [worse] = rows_of(*words, "--acceptance", "0")
     assert worse["speedup"] < 1.0
     # Half of the chips do not hold it.
-    [small] = rows_of(capsys, *words, "--ways", "8")
+    [small] = rows_of(*words, "--ways", "8")
     assert not small["fits"]
     # 6 heads on 4 chips: the drafter is not split.
-    [t5] = rows_of(
-        capsys, "--verifiers", "t5_v1_1_xxl", "--chips", "v5e", "--ways", "4", "--rows=1"
-    )
+    [t5] = rows_of("--verifiers", "t5_v1_1_xxl", "--chips", "v5e", "--ways", "4", "--rows=1")
     assert t5["drafter_ways"] == 1

@@ -1,7 +1,5 @@
 """The benchmark of products multiplies what it says; no time is asserted."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,10 +10,10 @@ from specjax.models.weights import product
 pytest.importorskip("llvmlite")
 
 
-def test_each_size_and_number_of_rows_has_a_line(capsys):
+def test_each_size_and_number_of_rows_has_a_line(rows):
     options = ["--sizes", "built-in", "--rows", "1", "6", "--layers", "1", "--repeats", "1"]
     assert products.main(options) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = rows()
     assert [(row["size"], row["rows"]) for row in rows] == [("built-in", 1), ("built-in", 6)]
     assert all(row[f"{form}_ms"] > 0 for row in rows for form in ("XLA", *products.FORMS))
 

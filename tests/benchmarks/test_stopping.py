@@ -1,32 +1,18 @@
 """`benchmarks.stopping`: figures that fit together."""
 
-import json
-
 import pytest
 
-import specjax
 from benchmarks.stopping import main
-from tests import tiny_pair
-
-
-@pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
-    common = tiny_pair.write_bench_inputs(tmp_path_factory.mktemp("bench"))
-    few = ["--max-new=6", "--max-draft=2", "--repeats=1", "--prompts=4", "--temperatures", "0"]
-    lists = ["--fixed", "1", "2", "--confidence", "0.06", "--entropy", "--online", "--head"]
-    return [*common, *few, *lists]
 
 
 @pytest.mark.exhaustive
-def test_figures_fit_together(arguments, capsys, tmp_path, monkeypatch):
-    # One whose programs compile quickly.
-    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
+def test_figures_fit_together(quick, rows, tmp_path):
     plot = tmp_path / "front.png"
-    inputs = next(one for one in arguments if one.startswith("--inputs"))
-    choose = inputs.replace("--inputs", "--choose")
-    assert main([*arguments, choose, f"--plot={plot}"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    few = ["--max-draft=2", "--repeats=1", "--prompts=4", "--temperatures", "0"]
+    lists = ["--fixed", "1", "2", "--confidence", "0.06", "--entropy", "--online", "--head"]
+    choose = quick[0].replace("--inputs", "--choose")
+    assert main([*quick, *few, *lists, choose, f"--plot={plot}"]) == 0
+    rows = rows()
     assert [row["policy"] for row in rows] == ["fixed", "confidence", "oracle"]
     fixed, confidence, oracle = rows
     assert fixed["gain"] == 0.0 and fixed["setting"] in (1, 2)

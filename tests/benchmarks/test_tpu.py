@@ -10,6 +10,7 @@ import sys
 import jax
 import pytest
 
+from benchmarks import gpu
 from benchmarks.compiled import parse
 from benchmarks.predicted import CHIPS
 from benchmarks.shapes import Sizes
@@ -150,11 +151,14 @@ def test_a_head_has_the_matrices_of_its_kind(pair, method, millions):
     assert bound > 0.8 * passes * 2 * count / CHIPS["v5e"].bandwidth
 
 
-def test_without_libtpu_one_line_says_how_to_install_it(monkeypatch, capsys):
+@pytest.mark.parametrize(("benchmark", "extra"), [(run, "tpu"), (gpu, "gpu")])
+def test_without_the_compiler_one_line_says_how_to_install_it(
+    monkeypatch, capsys, benchmark, extra
+):
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
-    assert run.main([]) == 2
+    assert benchmark.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("python -m pip install -c constraints.txt -e '.[tpu-compile]'")
+    assert line.endswith(f"python -m pip install -c constraints.txt -e '.[{extra}-compile]'")
 
 
 @pytest.fixture(scope="module")
@@ -172,34 +176,14 @@ def loops():
     return json.loads(done.stdout.splitlines()[-1])["rows"]
 
 
-@pytest.fixture(params=[0, 1], ids=["one device", "2x2"])
-def loop(loops, request):
-    return loops[request.param]
-
-
 @pytest.mark.exhaustive
-def test_a_loop_on_a_tpu_pads_no_large_array(loop):
-    assert loop["padding"] <= MOST_PADDING, loop["padded"]
-
-
-@pytest.mark.exhaustive
-def test_a_loop_on_a_tpu_copies_no_cache(loop):
-    # Stores bring a cache that was fetched to the chip back as it lies.
-    assert loop["cache_copies"] == loop["cache_fused"] == 0
-
-
-@pytest.mark.exhaustive
-def test_nothing_of_the_vocabularys_size_crosses_a_mesh(loops):
+def test_a_loop_on_a_tpu_wastes_nothing(loops):
+    for loop in loops:
+        assert loop["padding"] <= MOST_PADDING, loop["padded"]
+        # Stores bring a cache that was fetched to the chip back as it lies.
+        assert loop["cache_copies"] == loop["cache_fused"] == 0
+        assert loop["host_transfers"] == loop["float64"] == 0
+        assert sum(line["cycles"] for line in loop["parts"][:-1]) > 0, "no estimate is found"
+    assert loops[0]["temporaries_MB"] <= MOST_TEMPORARIES * LOGITS_MB
     # A pass moves [4, 6, 768] bfloat16; a distribution of one token is [4, 32128] float32.
     assert 0.03 < loops[1]["widest_collective_MB"] < 0.1
-
-
-@pytest.mark.exhaustive
-def test_a_loop_on_a_tpu_takes_little_memory_of_its_own(loops):
-    assert loops[0]["temporaries_MB"] <= MOST_TEMPORARIES * LOGITS_MB
-
-
-@pytest.mark.exhaustive
-def test_a_loop_on_a_tpu_stays_there_in_float32(loop):
-    assert loop["host_transfers"] == loop["float64"] == 0
-    assert sum(line["cycles"] for line in loop["parts"][:-1]) > 0, "no estimate is found"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.shapes import Sizes, lowered, of_params
-from benchmarks.traffic import Collective, collectives
+from benchmarks.compiled import Collective, collectives
+from benchmarks.shapes import Sizes, lower_programs, of_params
 from specjax import decoding, drafting, rules
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.partitioning import Partitioner, make_mesh
@@ -70,7 +70,7 @@ def of_pair(family, data, ways, *, whole=False):
         drafting.chain.ChainParams(of_params(small, part)),
         rules.Lossless(),
     )
-    programs = lowered(method, given, SIZES, ("step", "refill"))
+    programs = lower_programs(method, given, SIZES, ("step", "refill"))
     return {name: collectives(program.compile().as_text()) for name, program in programs.items()}
 
 

@@ -1,7 +1,6 @@
 """`benchmarks.trees` on few samples of a built-in pair."""
 
 import argparse
-import json
 
 import pytest
 
@@ -15,14 +14,14 @@ SIZES = [
 ]
 
 
-def rows_of(capsys):
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    return {(row["machine"], row["children"]): row for row in found}
+@pytest.fixture
+def by_kind(rows):
+    return lambda: {(row["machine"], row["children"]): row for row in rows()}
 
 
-def test_trees_and_chains_are_compared(capsys):
+def test_trees_and_chains_are_compared(by_kind):
     assert main([*SIZES, "--children", "top", "--apart=4"]) == 0
-    rows = rows_of(capsys)
+    rows = by_kind()
     chip = "llama3_8b+llama3.2_1b on v5e, B=1"
     assert set(rows) == {(machine, kind) for machine in ("-", chip) for kind in ("chain", "top")}
     chain, tree = (rows["-", kind] for kind in ("chain", "top"))
@@ -46,17 +45,17 @@ def trees_args():
 
 
 @pytest.mark.exhaustive
-def test_a_pair_of_the_user(capsys, tmp_path):
+def test_a_pair_of_the_user(by_kind, tmp_path):
     inputs = write_bench_inputs(tmp_path)
     sizes = [x for x in SIZES if not x.startswith("--pairs")]
     assert main([*sizes, *inputs, "--children", "top", "--like", "--max-new=8"]) == 0
-    assert {row["pair"] for row in rows_of(capsys).values()} == {"given"}
+    assert {row["pair"] for row in by_kind().values()} == {"given"}
 
 
 @pytest.mark.exhaustive
-def test_the_best_are_decoded(capsys):
+def test_the_best_are_decoded(by_kind):
     assert main([*SIZES[:-4], "--children", "top+1", "--like", "--decode", "--repeats=1"]) == 0
-    rows = rows_of(capsys)
+    rows = by_kind()
     for kind in ("chain", "top+1"):
         row = rows["here", kind]
         assert row["measured_tokens"] == pytest.approx(row["tokens_per_call"], rel=0.02)

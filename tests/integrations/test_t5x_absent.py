@@ -12,33 +12,22 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "gin_configs" / "t5x").rglob("*.gin"))
 
 
-def _python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-
-
-def test_without_t5x_one_line_says_how_to_get_it():
+def test_without_t5x_one_line_says_how_to_get_it_and_nothing_else_imports_it():
     code = """
 import sys
 sys.modules["t5x"] = None  # as if it were not there
+import specjax.integrations, specjax.text, specjax.cli.main
 try:
     import specjax.integrations.t5x
 except ImportError as error:
     print(error)
 """
-    (line,) = _python(code).stdout.splitlines()
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    (line,) = ran.stdout.splitlines()
     assert line.startswith("specjax.integrations.t5x needs T5X, which cannot be imported (")
     for needed in ("google-research/t5x", "google/airio", "jestimator", "'.[t5x]'"):
         assert needed in line
-
-
-def test_nothing_else_imports_it():
-    code = """
-import sys
-sys.modules["t5x"] = None
-import specjax.integrations, specjax.text, specjax.cli.main
-print("fine")
-"""
-    assert _python(code).stdout == "fine\n"
 
 
 class _Names(config_parser.ParserDelegate):
@@ -51,14 +40,9 @@ class _Names(config_parser.ParserDelegate):
         return f"%{scoped_name}"
 
 
-def _statements(path):
-    parser = config_parser.ConfigParser(path.read_text(), _Names())
-    return list(parser)
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_each_gin_file_parses_and_gives_its_command(path):
-    statements = _statements(path)
+    statements = list(config_parser.ConfigParser(path.read_text(), _Names()))
     for statement in statements:
         if isinstance(statement, config_parser.IncludeStatement):
             name = statement.filename
@@ -93,8 +77,5 @@ def test_scanned_layers_have_the_same_gin_file_with_another_import():
         for name in ("encoder_decoder", "scalable_encoder_decoder")
     )
     assert minimal.count("t5x.examples.t5 ") == 1
-    assert scalable == minimal.replace("t5x.examples.t5 ", "t5x.examples.scalable_t5 ")
-
-
-def test_files_are_found():
     assert {path.parent.name for path in FILES} == {"runs", "models", "pairs", "t5x"}
+    assert scalable == minimal.replace("t5x.examples.t5 ", "t5x.examples.scalable_t5 ")

@@ -9,7 +9,10 @@ import pytest
 from tests.integrations.with_t5x import import_t5x
 
 import_t5x()
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("as_t5x_runs"),
+]
 
 from flax.linen import partitioning as flax_partitioning
 from jax.sharding import Mesh
@@ -21,15 +24,8 @@ from specjax.integrations import t5x as specjax_t5x
 from specjax.integrations.t5x import restoring
 from specjax.integrations.t5x.model_classes import forced_tokens
 from specjax.integrations.t5x.networks import read_config
-from specjax.verification import GreedyBlock, Token
+from specjax.verification import GreedyBlock
 from tests.integrations.t5x_networks import BATCH, KEY, L, params_of, t5, vocabulary
-
-
-@pytest.fixture(autouse=True)
-def as_t5x_runs():
-    """T5X's code mixes dtypes and ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def pair_of(drafter=None, **options):
@@ -132,24 +128,6 @@ def test_no_filter_is_0_as_in_t5x():
         lambda params: pair.predict_batch_with_aux(params, BATCH, KEY, decoder_params=asked),
         shapes_of(pair),
     )
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("rule", rules.OPT(0.2)),
-        ("verification", Token()),
-        ("max_draft", 7),
-        ("min_draft", 1),
-        ("stopping", drafting.Confidence(0.4)),
-    ],
-)
-def test_without_a_drafter_its_options_are_refused(option, value):
-    message = f"{option} must be left out, because there is no drafter; give drafter_module, or"
-    with pytest.raises(ValueError, match=message):
-        specjax_t5x.EncoderDecoderModel(
-            t5(1), vocabulary(), vocabulary(), setting=specjax_t5x.setting(**{option: value})
-        )
 
 
 def test_without_a_drafter_a_call_must_not_limit_drafts():

@@ -186,17 +186,8 @@ _NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWO
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
-        (
-            ["specjax_t5x.EncoderDecoderModel.decode_fn = None"],
-            "decode_fn must be left out: bind specjax_t5x.setting",
-        ),
-        (
-            ["drafter/network.T5Config.vocab_size = 9"],
-            "the drafter's vocabulary has 9 tokens, the verifier's 260",
-        ),
         # What nobody reads.
         (["MAXDRAFT = 7"], "MAXDRAFT is set, but nothing reads it: did you mean MAX_DRAFT?"),
-        (["max_draft = 7"], "max_draft is set, but nothing reads it: did you mean MAX_DRAFT?"),
         (["GAMMA = 7"], "GAMMA is set, but nothing reads it: leave it out, or set one of DRAFT"),
         (["MINE = %MAX_DRAFT"], "MINE is set, but nothing reads it"),
         (["drafter/MAX_DRAFT = 7"], "drafter/MAX_DRAFT is set, but nothing reads it: did you mean"),
@@ -206,9 +197,7 @@ _NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWO
         ),
         # In the names of the gin files.
         (["RULE = 'OPT(0.2)'", _ALONE], f"RULE {_NO_DRAFTER}"),
-        (["VERIFICATION = 'Token'", _ALONE], f"VERIFICATION {_NO_DRAFTER}"),
         (["MAX_DRAFT = 7", _ALONE], f"MAX_DRAFT {_NO_DRAFTER}"),
-        (["MIN_DRAFT = 2", _ALONE], f"MIN_DRAFT {_NO_DRAFTER}"),
         (["STOPPING = 'Confidence(0.4)'", _ALONE], f"STOPPING {_NO_DRAFTER}"),
         ([_COPIES], "DRAFTER_NETWORK must be None, because DRAFTING is set"),
         (
@@ -221,12 +210,9 @@ _NO_DRAFTER = "must be left out, because there is no drafter; give DRAFTER_NETWO
         ),
         ([_COPIES, _ALONE, "RULE = 'OPT(0.2)'"], "the drafter's confidence, but Lookup has none"),
         (["RULE = 'OPT'"], "RULE='OPT': OPT: missing a required argument: 'strength'"),
-        (["RULE = 0.2"], "RULE must be like OPT(strength=0.2), got 0.2"),
         (["RULE = 'TokenV2(0.3, top_k=0)'"], "RULE='TokenV2(0.3, top_k=0)': top_k must be a whole"),
-        (["MAX_DRAFT = 0"], "MAX_DRAFT must be a whole number of at least 1, got 0"),
         (["MIN_DRAFT = 9"], "MIN_DRAFT must be at most MAX_DRAFT = 5, got 9: give a smaller MIN_"),
         (["TEMPERATURE = -1.0"], "TEMPERATURE must be finite and at least 0, got -1.0"),
-        (["TOP_P = 1.5"], "TOP_P must lie in (0, 1], got 1.5"),
         (
             ["VERIFICATION = 'GreedyBlock'", "STOPPING = 'Confidence(0.4)'"],
             "GreedyBlock needs drafts of a fixed length, but STOPPING ends them earlier",

@@ -10,7 +10,10 @@ import pytest
 from tests.integrations.with_t5x import import_t5x
 
 import_t5x()
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("as_t5x_runs"),
+]
 
 from t5x import checkpoints, partitioning, utils
 
@@ -19,13 +22,6 @@ from specjax.integrations import t5x as specjax_t5x
 from tests.integrations.t5x_networks import BATCH, t5, vocabulary
 
 WORDS = vocabulary(), vocabulary()
-
-
-@pytest.fixture(autouse=True)
-def as_t5x_runs():
-    """T5X's code mixes dtypes and ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

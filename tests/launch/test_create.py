@@ -50,13 +50,56 @@ def test_a_tpu_that_is_there_is_taken_as_it_is(cloud):
     assert "is a v5litepod-8, not a v5litepod-16" in done.stderr
 
 
-def test_quota_is_told_at_once(cloud):
-    cloud.faults({"match": "*tpu-vm create*", "stderr": QUOTA, "always": True})
-    done = cloud.launch("create")
-    assert done.returncode == 1
-    assert len(cloud.calls(" create ")) == 1
-    assert QUOTA in done.stderr
-    assert "request more under IAM & Admin > Quotas" in done.stderr
+REMADE = "TPU specjax is {}: deleting it and creating it again"
+# What is there, how each creation fails, whether it succeeds, what is told, creations, deletions.
+FOUND = [
+    ({}, {"stderr": QUOTA, "always": True}, 1, "request more under IAM & Admin > Quotas", 1, 0),
+    (
+        {},
+        {"stderr": "PERMISSION_DENIED: 'tpu.nodes.create' denied", "always": True},
+        *(1, "get the role TPU Admin", 1, 0),
+    ),
+    (
+        {},
+        {"stderr": "INVALID_ARGUMENT: accelerator type v9-8", "always": True},
+        *(1, "accelerator-types list --zone=us-central1-a", 1, 0),
+    ),
+    # The call fails, and the node is there all the same.
+    (
+        {},
+        {"stderr": "timed out", "node": ["CREATING", "CREATING", "READY"]},
+        *(0, "is CREATING: waiting", 1, 0),
+    ),
+    (
+        {},
+        {"stderr": QUOTA, "node": "STOPPED"},
+        *(1, "deleting the half-made TPU specjax (STOPPED)", 1, 1),
+    ),
+    ({"node": "PREEMPTED"}, {}, 0, REMADE.format("PREEMPTED"), 1, 1),
+    ({"node": "UNKNOWN"}, {}, 0, REMADE.format("UNKNOWN"), 1, 1),
+    (
+        {"node": "STOPPED"},
+        {},
+        *(1, "keeps its disk: start it with `gcloud compute tpus tpu-vm start", 0, 0),
+    ),
+    ({"request": "FAILED"}, {}, 0, "", 1, 1),
+    ({"request": "SUSPENDED"}, {}, 0, "", 1, 1),
+]
+
+
+@pytest.mark.parametrize(("there", "fault", "status", "told", "made", "deleted"), FOUND)
+def test_what_is_found_is_waited_for_replaced_or_told(
+    cloud, there, fault, status, told, made, deleted
+):
+    cloud.set(**there)
+    if fault:
+        cloud.faults({"match": "*tpu-vm create*", **fault})
+    done = cloud.launch("create", MODE="queued-spot" if "request" in there else "on-demand")
+    assert done.returncode == status and told in done.stderr, done.stderr
+    assert fault.get("stderr") != QUOTA or QUOTA in done.stderr
+    assert (len(cloud.calls(" create ")), len(cloud.calls(" delete "))) == (made, deleted)
+    if status == 0 or deleted:
+        assert cloud.there("node") == (None if status else "READY")
 
 
 def test_a_full_zone_is_tried_again_up_to_a_limit(cloud):
@@ -70,70 +113,6 @@ def test_a_full_zone_is_tried_again_up_to_a_limit(cloud):
     assert done.returncode == 1
     assert len(cloud.calls(" create ")) == 5
     assert "no free v5litepod-8 in 2 attempts" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("refusal", "remedy"),
-    [
-        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", "get the role TPU Admin"),
-        ("INVALID_ARGUMENT: accelerator type v9-8", "accelerator-types list --zone=us-central1-a"),
-    ],
-)
-def test_what_no_attempt_can_help_is_not_repeated(cloud, refusal, remedy):
-    cloud.faults({"match": "*tpu-vm create*", "stderr": refusal, "always": True})
-    done = cloud.launch("create")
-    assert done.returncode == 1
-    assert remedy in done.stderr
-    assert len(cloud.calls(" create ")) == 1
-
-
-def test_a_half_made_tpu_is_waited_for_where_it_comes_up(cloud):
-    """The call fails, and the node is there all the same."""
-    half = {"node": ["CREATING", "CREATING", "READY"]}
-    cloud.faults({"match": "*tpu-vm create*", "stderr": "timed out", **half})
-    done = cloud.launch("create")
-    assert done.returncode == 0, done.stderr
-    assert "is CREATING: waiting" in done.stderr
-    assert len(cloud.calls(" create ")) == 1
-
-
-@pytest.mark.parametrize("state", ["PREEMPTED", "UNKNOWN"])
-def test_a_tpu_that_cannot_be_used_is_deleted_and_made_again(cloud, state):
-    cloud.set(node=state)
-    done = cloud.launch("create")
-    assert done.returncode == 0, done.stderr
-    assert f"TPU specjax is {state}: deleting it and creating it again" in done.stderr
-    assert cloud.there("node") == "READY"
-    assert len(cloud.calls("tpu-vm delete")) == 1
-
-
-def test_a_tpu_that_somebody_stopped_keeps_its_disk(cloud):
-    cloud.set(node="STOPPED")
-    done = cloud.launch("create")
-    assert done.returncode == 1
-    assert (
-        "is stopped and keeps its disk: start it with `gcloud compute tpus tpu-vm start"
-        in done.stderr
-    )
-    assert not cloud.calls(" delete ")
-
-
-@pytest.mark.parametrize("request_state", ["FAILED", "SUSPENDED"])
-def test_a_request_that_has_ended_is_made_again(cloud, request_state):
-    cloud.set(request=request_state)
-    done = cloud.launch("create", MODE="queued-spot")
-    assert done.returncode == 0, done.stderr
-    assert len(cloud.calls("queued-resources delete")) == 1
-    assert cloud.there("node") == "READY"
-
-
-def test_a_half_made_tpu_without_quota_is_not_left_to_cost(cloud):
-    half = {"node": "STOPPED"}
-    cloud.faults({"match": "*tpu-vm create*", "stderr": QUOTA, **half})
-    done = cloud.launch("create")
-    assert done.returncode == 1
-    assert "deleting the half-made TPU specjax (STOPPED)" in done.stderr
-    assert cloud.there("node") is None
 
 
 def test_waiting_has_an_end_and_goes_on_later(cloud):

@@ -148,32 +148,6 @@ def test_a_dead_worker_is_named_and_nothing_is_deleted(cloud):
     assert not cloud.calls(" delete ")
 
 
-def test_a_worker_that_is_dead_at_setup_is_named(cloud):
-    cloud.ready(2)
-    cloud.faults({"match": "*worker.sh install", "dead": 1})
-    done = cloud.launch("setup", SSH_ATTEMPTS="2")
-    assert done.returncode == 1
-    assert "setup failed on worker(s) 1 of 2" in done.stderr
-
-
-def test_a_worker_that_says_nothing_is_not_set_up(cloud):
-    """Whatever gcloud's status, which is that of one worker."""
-    cloud.ready(2)
-    cloud.faults({"match": "*worker.sh install", "mute": 1})
-    done = cloud.launch("setup")
-    assert done.returncode == 1
-    assert "setup failed on worker(s) 1 of 2" in done.stderr
-
-
-def test_a_worker_that_does_not_start_is_named_whatever_gclouds_status(cloud):
-    cloud.ready(3)
-    (cloud.path / "waits").touch()
-    cloud.faults({"match": "*worker.sh start*", "mute": 1})
-    done = cloud.launch(*RUN, "--detach")
-    assert done.returncode == 1
-    assert "starting failed on worker(s) 1 of 3: try again" in done.stderr
-
-
 @pytest.mark.parametrize("broken", ["dead", "mute"])
 def test_a_worker_that_does_not_stop_is_named(cloud, broken):
     cloud.ready(3)
@@ -186,32 +160,32 @@ def test_a_worker_that_does_not_stop_is_named(cloud, broken):
     assert "stopping failed on worker(s) 1 of 3: try again" in done.stderr
 
 
-def test_a_worker_that_does_not_stop_before_a_restart_is_named(cloud):
-    cloud.ready(2)
-    (cloud.path / "ends").write_text("137")
-    cloud.faults({"match": "*worker.sh stop", "dead": 1})
-    done = cloud.launch(*RUN, SSH_ATTEMPTS="2")
-    assert done.returncode == 1
-    assert "stopping failed on worker(s) 1 of 2: try again" in done.stderr
+SETUP, MINE = ("setup",), ("run", "mine.gin")
 
 
 @pytest.mark.parametrize(
-    ("match", "told"),
+    ("words", "match", "broken", "told"),
     [
-        ("*mkdir -p specjax/runs*", "making the directory of runs failed on worker(s) 1 of 3"),
-        ("* scp *run.gin*", "copying the gin file failed on worker(s) 1 of 3"),
-        ("* scp *specjax.tar.gz*", "copying the checkout failed on worker(s) 1 of 3"),
+        (SETUP, "*worker.sh install", "dead", "setup failed on"),
+        (SETUP, "*worker.sh install", "mute", "setup failed on"),  # whatever gcloud's status
+        (SETUP, "* scp *specjax.tar.gz*", "dead", "copying the checkout failed on"),
+        (MINE, "*mkdir -p specjax/runs*", "dead", "making the directory of runs failed on"),
+        (MINE, "* scp *run.gin*", "dead", "copying the gin file failed on"),
+        ((*RUN, "--detach"), "*worker.sh start*", "mute", "starting failed on"),
+        (RUN, "*worker.sh stop", "dead", "stopping failed on"),  # before a restart
     ],
 )
-def test_a_worker_that_gets_no_files_is_named(cloud, match, told):
+def test_a_worker_that_fails_is_named(cloud, words, match, broken, told):
     cloud.ready(3)
     (cloud.path / "mine.gin").write_text("BATCH_SIZE = 8\n")
-    cloud.faults({"match": match, "dead": 1})
-    words = ["setup"] if "checkout" in told else ["run", "mine.gin"]
+    if "stop" in match:
+        (cloud.path / "ends").write_text("137")
+    cloud.faults({"match": match, broken: 1})
     done = cloud.launch(*words, SSH_ATTEMPTS="2")
     assert done.returncode == 1
-    assert f"{told}: try again" in done.stderr
-    assert not cloud.calls("worker.sh start")
+    assert f"{told} worker(s) 1 of 3" in done.stderr
+    if words is MINE:
+        assert not cloud.calls("worker.sh start")
 
 
 def test_a_copy_that_fails_for_all_and_not_for_each_is_done(cloud):

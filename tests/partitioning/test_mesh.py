@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.traffic import collectives
+from benchmarks.compiled import collectives
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.models.gemma import Gemma3Config
 from specjax.models.gemma4 import Gemma4Config
@@ -258,6 +258,9 @@ def test_a_tree_is_the_same_however_many_devices_share_it(vocab, most):
         ),
         (lambda: make_mesh(devices=[]), r"devices must have at least one device, got \[\]"),
         (lambda: make_mesh(0, 4), "mesh size data must be a whole number of at least 1, got 0"),
+        (lambda: make_mesh(2.0, 4), "mesh size data must be a whole number .*, got 2.0"),
+        (lambda: make_mesh(model=None), "mesh size model must be a whole number .*, got None"),
+        (lambda: make_mesh(model=True), "mesh size model must be a whole number .*, got True"),
         (
             lambda: partition_spec((2,), ("batch",), make_mesh(8), [("batch", "rows")]),
             r"rules must name axes of the mesh, \['data', 'model'\], got \['rows'\]",
@@ -271,16 +274,3 @@ def test_a_tree_is_the_same_however_many_devices_share_it(vocab, most):
 def test_bad_mesh_sizes_and_rules_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"data": 2.0, "model": 4}, "mesh size data must be a whole number .*, got 2.0"),
-        ({"model": None}, "mesh size model must be a whole number .*, got None"),
-        ({"model": True}, "mesh size model must be a whole number .*, got True"),
-    ],
-)
-def test_mesh_sizes_are_whole_numbers(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        make_mesh(**sizes)

@@ -85,15 +85,9 @@ def read_call(
 ) -> Call:
     """Reads the arguments that T5X passes.
 
-    Args:
-      decoder_params: arguments of T5X's `temperature_sample` (see `THEIRS`), and our `rule` and
-        `draft_limit`; values per row have B entries.
-      rng: a PRNG key, or None for T5X's default, key 0.
-      defaults: the bindings of gin.
-      vocab_size: V.
-      eos_id: the end-of-sequence token of the output vocabulary.
-      num_decodes: n.
-      return_all: whether all n are returned.
+    `decoder_params` has arguments of T5X's `temperature_sample` (see `THEIRS`), and our `rule` and
+    `draft_limit`; values per row have B entries. `rng` None is T5X's default, key 0. `defaults` has
+    the bindings of gin, and `eos_id` is that of the output vocabulary.
     """
     options = dict(decoder_params or {})
     if unknown := sorted(set(options) - {*THEIRS, *OURS}):

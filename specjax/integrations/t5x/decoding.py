@@ -174,16 +174,8 @@ def run_loop(
 ) -> DecodeState:
     """Decodes a batch to the end; traced.
 
-    Args:
-      setting: the bindings of gin.
-      verifier: the large network.
-      drafter: the small network; None if there is none.
-      batch: B prompts; this function adds the call's seeds, sampling and draft limits.
-      max_new: L (static).
-      call: the settings of this call.
-
-    Returns:
-      The state of B * n rows; rows of the same prompt are adjacent.
+    The call adds its seeds, sampling and draft limits to the B prompts, whose outputs have at most
+    L = `max_new` tokens. The state has B * n rows; rows of the same prompt are adjacent.
     """
     small = None if drafter is None else drafter.model
     method = method_of(setting, verifier.model, small, rule=call.rule, eos_ids=(call.eos_id,))

@@ -185,7 +185,7 @@ class EncoderDecoderModel(_PairModel, models.EncoderDecoderModel):
         if not call.rescaled:
             repeated = {k: jnp.repeat(v, call.num_decodes, axis=0) for k, v in batch.items()}
             aux["scores"] = self._plain_scores(params, repeated, tokens, aux, forced, call)
-        return ranked(tokens, aux, call)
+        return rank(tokens, aux, call)
 
     def _plain_scores(
         self, params: Params, batch: Any, tokens: Array, aux: Any, forced: Any, call: Call
@@ -245,7 +245,7 @@ class DecoderOnlyModel(_PairModel, models.DecoderOnlyModel):
         tokens, aux = self._decode(params, prompts, longest, call)
         if not call.rescaled:
             aux["scores"] = self._plain_scores(params, inputs, before, tokens, aux, call)
-        return ranked(tokens, aux, call)
+        return rank(tokens, aux, call)
 
     def _plain_scores(
         self, params: Params, inputs: Array, before: Array, tokens: Array, aux: Any, call: Call
@@ -315,7 +315,7 @@ def drawn_log_probs(logits: Array, text: Array, begin: Any, count: Array) -> Arr
     return jnp.sum(jnp.where(drawn, log_probs, 0.0), axis=1)
 
 
-def ranked(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dict[str, Array]]:
+def rank(tokens: Array, aux: dict[str, Array], call: Call) -> tuple[Array, dict[str, Array]]:
     """Rows `[B * n, ...]` in T5X's form: all by increasing score, or the best.
 
     The score of a row that ended by NaN, and every log-probability that is NaN or minus infinity,

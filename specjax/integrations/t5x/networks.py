@@ -86,13 +86,9 @@ class _InMemory:
 def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -> Model:
     """The language model for a network's configuration, before its parameters are known.
 
-    Args:
-      role: "verifier" or "drafter", for messages.
-      module: the flax module of T5X's model class.
-      bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
-
-    Returns:
-      The model; its parameters are float32, and its layers share one relative position bias.
+    Its parameters are float32, and its layers share one relative position bias. `role` is
+    "verifier" or "drafter", for messages; with `bidirectional_inputs` all inputs of a decoder see
+    each other.
     """
     config: Any = getattr(module, "config", None)
     is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
@@ -137,13 +133,8 @@ def read_network(
 ) -> tuple[Model, Params]:
     """The language model that is equivalent to a network of T5X, and its parameters.
 
-    Scanned layers are separated, which copies their arrays once per call.
-
-    Args:
-      role: "verifier" or "drafter", for messages.
-      module: the flax module of T5X's model class.
-      params: its parameters, arrays or tracers; nested as in T5X.
-      bidirectional_inputs: of a decoder-only model: whether all inputs see each other.
+    These are arrays or tracers, nested as in T5X. Scanned layers are separated, which copies their
+    arrays once per call. See `read_config` for the others.
     """
     model = read_config(role, module, bidirectional_inputs=bidirectional_inputs)
     flat = flatten(params)

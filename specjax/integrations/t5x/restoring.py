@@ -182,9 +182,7 @@ def _names_differ(
 def checkpoint_at(role: str, path: str) -> str:
     """A checkpoint's directory, or the latest checkpoint in a model's directory.
 
-    Args:
-      role: "verifier", "drafter" or "pair", for messages.
-      path: a local path, or any path that T5X's file system supports (gs://).
+    The path may be any that T5X's file system supports (gs://). `role` is for messages.
     """
     if not isinstance(path, str | os.PathLike):  # T5X also takes lists
         raise UserError(f"the {role}'s checkpoint must be a path, got {path!r}")

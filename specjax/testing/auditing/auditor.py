@@ -183,7 +183,7 @@ class _Audit:
             return "too many texts"
         if self.calling.certain:
             case = dataclasses.replace(case, others=())
-        case = case.drafted_as(self.drafts)
+        case = case.with_drafts(self.drafts)
         target = declared_target(case, self.rule)
         shape = case.name, case.length, case.vocab
         arguments = self.calling, case, self.drafts, rng, self.clock

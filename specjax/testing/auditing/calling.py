@@ -43,12 +43,9 @@ class BadOutcomeError(Exception):
 class Calling:
     """How to call a function.
 
-    Attributes:
-      function: the verifier.
-      arrays: the library of its arrays.
-      dtype: of probabilities and uniforms.
-      certain: whether `draft_probs` is None: drafted tokens are certain.
-      names: parameter -> meaning, if it is called by keywords; else None.
+    `dtype` is that of probabilities and uniforms. With `certain` its `draft_probs` is None: drafted
+    tokens are certain. `names` has pairs of a parameter and its meaning, if it is called by
+    keywords.
     """
 
     function: Callable[..., Any]
@@ -63,11 +60,7 @@ class Calling:
         return frozenset(_ORDER if self.names is None else (m for _, m in self.names))
 
     def outcomes(self, rows: VerifyArguments, generator: Any = None) -> np.ndarray:
-        """The rows' outcomes `[B]` as codes: accepted * V + next token, or `INVALID`.
-
-        Raises:
-          BadOutcomeError: the function raised, or its result has other shapes or types.
-        """
+        """The rows' outcomes `[B]` as codes: accepted * V + next token, or `INVALID`."""
         count, vocab = len(rows.tokens), rows.target_probs.shape[-1]
         padded = rows
         if self.arrays == "jax":
@@ -76,7 +69,7 @@ class Calling:
         try:
             result = self._call(padded, generator)
         except (Exception, SystemExit) as error:
-            raise BadOutcomeError(f"it raised {_described(error)}") from error
+            raise BadOutcomeError(f"it raised {_describe(error)}") from error
         accepted, following = _read(result, padded)
         n, y = _whole(accepted[:count]), _whole(following[:count])
         valid = (n >= 0) & (n <= rows.lengths) & (y >= 0) & (y < vocab)
@@ -121,13 +114,10 @@ def find_calling(
     """Finds how a function is called, by its parameters and by what it accepts.
 
     `probe` has rows to try it with, and `generator` makes a library's argument `generator`. Without
-    `arrays` the first library that works is chosen, that of the function's module first.
-
-    Raises:
-      UserError: the parameters are not those of a verifier.
-      BadOutcomeError: no library's arrays work; the message is about the likeliest.
+    `arrays` the first library that works is chosen, that of the function's module first. If none
+    works, the error is about the likeliest.
     """
-    names = _bound(function)
+    names = _parameters(function)
     first: BadOutcomeError | None = None
     for kind in [arrays] if arrays else _likely_arrays(function):
         wide = kind != "jax" or importlib.import_module("jax").config.jax_enable_x64
@@ -143,7 +133,7 @@ def find_calling(
     raise first
 
 
-def _bound(function: Callable[..., Any]) -> tuple[tuple[str, str], ...] | None:
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, str], ...] | None:
     """The parameters with their meanings; None if the arguments are passed by their order."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -222,7 +212,7 @@ def _numbers(value: Any) -> np.ndarray:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (Exception, SystemExit) as error:
         what = "its result cannot be read as an array"
-        raise BadOutcomeError(f"{what}: {_described(error)}") from error
+        raise BadOutcomeError(f"{what}: {_describe(error)}") from error
     if array.dtype.kind not in "iufb":
         raise BadOutcomeError(
             "it must return (accepted [B], next [B]) or tokens [B, G + 1] padded with -1, got "
@@ -240,7 +230,7 @@ def _whole(values: np.ndarray) -> np.ndarray:
     return np.where(whole & (safe == np.round(safe)), safe, INVALID).astype(np.int64)
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = one_line(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f" ({os.path.basename(frame.filename)}:{frame.lineno})"

@@ -66,7 +66,7 @@ class HardCase:
     def is_padded(self) -> bool:
         return self.max_draft > self.length
 
-    def drafted_as(self, drafts: str) -> "HardCase":
+    def with_drafts(self, drafts: str) -> "HardCase":
         """The case whose tokens are drawn otherwise: see `specjax.testing.audit`."""
         if drafts != "certain":
             return self

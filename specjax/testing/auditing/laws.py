@@ -218,12 +218,7 @@ def is_coupled(
 def injected_law(
     calling: Calling, case: HardCase, drafts: str, rng: np.random.Generator, clock: AuditClock
 ) -> CaseLaw:
-    """The law of a verifier that gets its uniforms.
-
-    Raises:
-      BadOutcomeError: the function raises, or its result cannot be read.
-      OutOfTimeError: the time is spent.
-    """
+    """The law of a verifier that gets its uniforms."""
     blocks, weights = case.blocks(drafts)
     count, dimensions = len(blocks), case.length + 1
     most = max(1, min(8192, _MOST_ENTRIES // (case.vocab * (case.max_draft + 1))))
@@ -400,12 +395,7 @@ def sampled_law(
     clock: AuditClock,
     samples: int,
 ) -> CaseLaw:
-    """Draws drafts and calls the verifier; rows after the case's other rows.
-
-    Raises:
-      BadOutcomeError: the function raises, or its result cannot be read.
-      OutOfTimeError: the time is spent.
-    """
+    """Draws drafts and calls the verifier; rows after the case's other rows."""
     blocks, weights = case.blocks(drafts)
     if not case.law:
         samples = min(samples, 1024)
