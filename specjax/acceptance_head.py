@@ -118,15 +118,6 @@ def drawn_confidences(
     return jnp.max(confidences), entropy, confidences[token]
 
 
-def top_confidences(
-    confidences: Float32[Array, " V"],
-) -> tuple[Float32[Array, ""], Float32[Array, ""], Float32[Array, ""]]:
-    """As `drawn_confidences` before a token is drawn: the second largest probability instead."""
-    top, entropy, _ = drawn_confidences(confidences, jnp.int32(0))
-    others = jnp.where(jnp.arange(confidences.size) == jnp.argmax(confidences), 0.0, confidences)
-    return top, entropy, jnp.max(others)
-
-
 def init_head(config: HeadConfig, key: Key[Array, ""]) -> Params:
     """Initial parameters: `block_0`, `block_1`, ... (or `block`) and `out`; the key is consumed."""
     hidden, features = (jnp.zeros((size,), jnp.float32) for size in (config.width, NUM_FEATURES))

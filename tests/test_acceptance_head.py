@@ -24,38 +24,24 @@ def by_hand(config, params, hidden):
     return (x @ np.asarray(params["out"]["kernel"]) + np.asarray(params["out"]["bias"]))[..., 0]
 
 
-@pytest.mark.parametrize("blocks", [0, 1, 4])
-@pytest.mark.parametrize("shared", [False, True])
-def test_it_is_what_the_formula_says(blocks, shared):
-    config = HeadConfig(6, blocks, shared)
-    params = randomised(config)
-    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 6)), jnp.float32) * 0.3
-    found = apply_head(config, params, hidden)
-    assert found.shape == (2, 3) and found.dtype == jnp.float32
-    np.testing.assert_allclose(found, by_hand(config, params, hidden), rtol=2e-5, atol=1e-5)
-    np.testing.assert_allclose(apply_head(config, params, hidden[1, 2]), found[1, 2], rtol=1e-5)
-
-
-def test_shared_blocks_have_one_matrix():
-    sizes = {
-        shared: sum(x.size for x in jax.tree.leaves(init_head(HeadConfig(8, 3, shared), KEY)))
-        for shared in (False, True)
-    }
-    assert sizes == {False: 3 * (64 + 8) + 9, True: 64 + 8 + 9}
-
-
-def test_halves_are_computed_in_float32():
-    config = HeadConfig(6, 2)
-    params = randomised(config)
-    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)), jnp.bfloat16)
-    np.testing.assert_array_equal(
-        apply_head(config, params, hidden), apply_head(config, params, hidden.astype(jnp.float32))
+@pytest.mark.parametrize("confidences", [False, True])
+@pytest.mark.parametrize(("blocks", "shared"), [(0, False), (1, True), (4, False), (4, True)])
+def test_it_is_what_the_formula_says(blocks, shared, confidences):
+    config = HeadConfig(6, blocks, shared, confidences)
+    params, rng = randomised(config), np.random.default_rng(1)
+    assert len(params) == 1 + min(blocks, 1 if shared else blocks)
+    hidden, features = (
+        jnp.asarray(rng.normal(size=(2, 3, size)), jnp.float32) * 0.3 for size in (6, 3)
     )
-
-
-def test_an_untrained_head_knows_nothing():
-    config = HeadConfig(4)
-    np.testing.assert_array_equal(apply_head(config, init_head(config, KEY), jnp.ones((3, 4))), 0.0)
+    found = apply_head(config, params, hidden, features)
+    assert found.shape == (2, 3) and found.dtype == jnp.float32
+    read = jnp.concatenate([hidden, features], axis=-1) if confidences else hidden
+    np.testing.assert_allclose(found, by_hand(config, params, read), rtol=2e-5, atol=1e-5)
+    # Halves are computed in float32; an untrained head knows nothing.
+    half = hidden.astype(jnp.bfloat16)
+    both = (apply_head(config, params, x, features) for x in (half, half.astype(jnp.float32)))
+    np.testing.assert_array_equal(*both)
+    assert not np.any(apply_head(config, init_head(config, KEY), hidden, features))
 
 
 def test_a_head_holds_its_own_parameters():
@@ -68,22 +54,6 @@ def test_a_head_holds_its_own_parameters():
         Head(config, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), "mark")
     with pytest.raises(ValueError, match="drafter_fingerprint must be"):
         Head(config, params, "")
-
-
-def test_confidences_are_read_beside_the_hidden_state():
-    config = HeadConfig(6, 2, confidences=True)
-    params, rng = randomised(config), np.random.default_rng(1)
-    hidden = jnp.asarray(rng.normal(size=(4, 6)), jnp.float32) * 0.3
-    features = jnp.asarray(rng.normal(size=(4, 3)), jnp.float32) * 0.3
-    expected = by_hand(config, params, jnp.concatenate([hidden, features], axis=1))
-    found = apply_head(config, params, hidden, features)
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
-    # Without them it reads the hidden state alone, whatever is given.
-    alone = HeadConfig(6, 2)
-    np.testing.assert_array_equal(
-        apply_head(alone, randomised(alone), hidden, features),
-        apply_head(alone, randomised(alone), hidden),
-    )
 
 
 def test_the_features_are_those_of_the_distribution():

@@ -78,8 +78,7 @@ class Search:
     @property
     def limits(self) -> dict[str, float]:
         """The given limits, by name."""
-        names = ("max_loss", "max_nats", "max_latency")
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in ("max_loss", "max_nats", "max_latency")}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -148,7 +147,12 @@ def promising(
     curves: dict[Any, list[Expected]] = {}
     for x in drafts:
         curves.setdefault(x.setting.curve, []).append(x)
-    left = [x for curve in curves.values() for x in _front(curve)]
+    left = []
+    for curve in curves.values():
+        kept = pareto([-x.tokens_per_call for x in curve], [-x.nats_per_token for x in curve])
+        # Infinite divergences, such as of lossy rules at temperature 0, cannot be compared.
+        places = zip(curve, kept, strict=True)
+        left += [x for x, stays in places if stays or math.isinf(x.nats_per_token)]
     left.sort(key=lambda x: (not x.setting.is_lossless, x.nats_per_token, x.tokens_per_call))
     ends = np.linspace(0, len(left), min(count, len(left)) + 1).round().astype(int)
     taken: list[Setting] = []
@@ -167,14 +171,6 @@ def _kinds(estimate: Expected) -> tuple[Any, ...]:
     setting = estimate.setting
     draft = setting.drafter, setting.max_draft, setting.stopping, setting.verification
     return Part.parse(setting.rule).name, draft
-
-
-def _front(estimates: Sequence[Expected]) -> list[Expected]:
-    kept = pareto([-x.tokens_per_call for x in estimates], [-x.nats_per_token for x in estimates])
-    # Infinite divergences, such as of lossy rules at temperature 0, cannot be compared.
-    return [
-        x for x, stays in zip(estimates, kept, strict=True) if stays or math.isinf(x.nats_per_token)
-    ]
 
 
 class Choice(NamedTuple):
@@ -209,9 +205,14 @@ class Judge:
         `within` is True if the interval is within the limit, False if it is beyond, None if the
         texts do not show it; `by_law` that the setting certainly keeps the limit.
         """
+        none = dict.fromkeys(("value", "low", "high", "error"))
         verdict = {}
         for name, limit in self.search.limits.items():
-            figure = self._figure(name, scores, verifier)
+            if name == "max_loss" and self.quality is not None:
+                figure = over(verifier, scores, self.quality, self._bootstrap)
+            else:
+                known = {"max_nats": NATS, "max_latency": RELATIVE}.get(name, "")
+                figure = dict(scores.figures.get(known) or none)
             by_law, within = self.search.holds_by_law(name, setting), None
             if by_law or (figure["high"] is not None and figure["high"] <= limit):
                 within = True
@@ -219,14 +220,6 @@ class Judge:
                 within = False
             verdict[name] = {**figure, "limit": limit, "by_law": by_law, "within": within}
         return verdict
-
-    def _figure(self, name: str, scores: Scores, verifier: Scores) -> dict[str, Any]:
-        if name == "max_loss":
-            if self.quality is None:
-                return dict.fromkeys(("value", "low", "high", "error"))
-            return over(verifier, scores, self.quality, self._bootstrap)
-        figure = {"max_nats": NATS, "max_latency": RELATIVE}[name]
-        return dict(scores.figures.get(figure) or dict.fromkeys(("value", "low", "high", "error")))
 
     def gain(self, scores: Scores) -> float:
         """The speed-up over the verifier alone, or the quality."""
@@ -306,13 +299,9 @@ def _excess(limit: Mapping[str, Any]) -> float:
     return (limit["value"] - limit["limit"]) / max(limit["error"], 1e-9)
 
 
-def _missed(limits: Mapping[str, Mapping[str, Any]]) -> float:
-    return max(_excess(limit) for limit in limits.values())
-
-
 def _why_not(verdicts: Mapping[Setting, Mapping[str, Mapping[str, Any]]]) -> str:
     """Names the setting that comes closest to the limits."""
-    nearest = min(verdicts, key=lambda x: _missed(verdicts[x]))
+    nearest = min(verdicts, key=lambda x: max(map(_excess, verdicts[x].values())))
     name, limit = max(verdicts[nearest].items(), key=lambda item: _excess(item[1]))
     if limit["value"] is None or limit["low"] is None:
         return "no setting has the figures that the limits need"

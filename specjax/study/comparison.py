@@ -4,6 +4,7 @@ A stopped run can be resumed.
 """
 
 import dataclasses
+import functools
 import gc
 import hashlib
 import itertools
@@ -15,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checks import require
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import CostAware, Costs
 from specjax.errors import UserError
 from specjax.runs.evaluation import shown
 from specjax.runs.inference import tokens_of
 from specjax.runs.run_directory import RunDirectory
-from specjax.study import plots
-from specjax.study.choose import Judge, Search, answer, promising
+from specjax.study.choose import Judge, Parts, Search, answer, promising
 from specjax.study.expect import cannot_estimate, estimate, frontier_of, sampling_key
 from specjax.study.grid import Grid
 from specjax.study.measure import (
@@ -38,7 +39,7 @@ from specjax.study.measure import (
     tell,
 )
 from specjax.study.points import COMPARED, CONFIG_NAME, MADE, Points
-from specjax.study.tables import drawn_alike
+from specjax.study.tables import by_sampling
 from specjax.study.texts import Prompting, Texts
 from specjax.text import Pair, TextModel
 from specjax.text.decoder import Decoder
@@ -95,7 +96,7 @@ def compare(
       UserError: a value is wrong, a text cannot be decoded, a library is missing, or the directory
         has another run.
     """
-    plots.check()
+    require("matplotlib.figure", "eval")
     measuring = measuring.fitted(texts, quiet=measured == NONE)
     prompts, search = prompts or Prompting(), search or Search()
     chooses = bool(search.limits)
@@ -120,7 +121,19 @@ def compare(
     with_baselines = ((setting.verifier_alone, setting) for setting in grid)
     settings = search.with_balls([*dict.fromkeys(itertools.chain(*with_baselines))])
     if chooses:
-        _check_limits(settings, search, measuring.quality)
+        lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
+        needs_quality = search.wants_quality or (search.max_loss is not None and lossy)
+        if measuring.quality is None and needs_quality:
+            raise UserError(
+                "these limits need a measured quality: give references and METRICS, or MAX_NATS"
+            )
+        # One verifier alone is the baseline.
+        ways = [*dict.fromkeys(map(sampling_key, settings))]
+        if len(ways) > 1:
+            raise UserError(
+                "limits need one (temperature, top_k, top_p, processors) for all settings, got "
+                f"{', '.join(map(str, ways))}: use one output_dir for each"
+            )
     with RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE) as run:
         bench = _bench(make_models(settings), texts, measuring, options or {}, prompts, one_bucket)
         if chooses_lengths:  # of what has no estimate the usual length is measured
@@ -139,26 +152,70 @@ def compare(
         points.read(bench.models)
         if on_start is not None:
             on_start(run)
-        measurer = Measurer(bench, points, parts)
+        look = functools.partial(_look, bench, points, parts)
         taken = settings
         more: dict[str, Any] = {}
         if measured != ALL:
-            known, left = _estimated(bench, points, settings, search, parts[COMPARED][1])
+            why_not = {setting: cannot_estimate(setting, bench.models) for setting in settings}
+            known = [setting for setting in settings if why_not[setting] is None]
+            if left := [setting for setting in settings if why_not[setting] is not None]:
+                tell(
+                    f"{len(left)} of {len(settings)} settings cannot be estimated, only measured; "
+                    f"the first is {left[0].described()}: {why_not[left[0]]}"
+                )
+            # By the first texts.
+            limit = search.estimate_limit
+            read = bench.prompts[: min(parts[COMPARED][1], limit)]
+            if len(read) < limit:
+                tell(f"ESTIMATE_LIMIT={limit}: estimating from all {len(read)} texts")
+            how: dict[str, Any] = {
+                "batch_size": measuring.latency_batch_size,
+                "draws": search.draws,
+                "seed": search.seed,
+            }
+            line = [setting for setting in frontier_of(known) if setting not in known]
+            about = {
+                **how,
+                "settings": [setting.to_dict() for setting in known],
+                "frontier": [setting.to_dict() for setting in line],
+                "texts": len(read),
+                "models": {name: model.fingerprint for name, model in bench.models.items()},
+            }
+            how["options"] = bench.options
+            both = [*known, *line]
+            points.estimate(about, lambda: estimate(bench.models, both, read, **how), line)
             if chooses_lengths:
                 known, more["lengths"] = _with_lengths(bench, points, known)
-            taken = _promising(points, settings, known, left, search)
+            picked = {setting for setting in settings if setting.is_alone} | set(left)
+            for group in by_sampling(known):
+                estimates = [points.estimates[setting] for setting in group]
+                picked |= set(promising(estimates, search.candidates, search.max_nats))
+            taken = [setting for setting in settings if setting in picked]
             if measured != NONE and len(taken) < len(settings):
                 tell(
                     f"measuring {len(taken)} of {len(settings)} settings, the best by the "
                     "estimates; --full measures all"
                 )
         if measured != NONE:
-            measurer.measure_all(taken)
+            scored = points.scored()
+            missing = [setting for setting in taken if setting not in scored]
+            if done := len(taken) - len(missing):
+                tell(f"{done} of {len(taken)} settings were measured before")
+            begin = time.perf_counter()
+            for i, setting in enumerate(missing):
+                left_min = (time.perf_counter() - begin) / max(i, 1) * (len(missing) - i) / 60
+                eta = f" (about {left_min:.0f} min left)" if i and left_min >= 1 else ""
+                tell(f"setting {i + 1} of {len(missing)}: {setting.described()} ...{eta}")
+                try:
+                    look(setting, COMPARED)
+                except MeasuringError as error:  # it does not stop the others
+                    tell(f"  failed: {error}")
         if chooses:
             judge = Judge(search, settings[0].verifier_alone, points.quality, points.bootstrap)
-            scored, others = points.scored(), (x for x in settings if x.method != DRAFTER_ALONE)
-            found = {setting: scored[setting] for setting in others if setting in scored}
-            more |= answer(measurer.look, found, judge, parts)
+            scored = points.scored()
+            others = (x for x in settings if x.method != DRAFTER_ALONE and x in scored)
+            found = {setting: scored[setting] for setting in others}
+            more |= answer(look, found, judge, parts)
         return points.finish(settings, more)
 
 
@@ -189,61 +246,6 @@ def _possible(settings: Sequence[Setting], asked: Sequence[Setting], bench: Benc
             f"first is {first.described()}: {why}"
         )
     return possible
-
-
-def _check_limits(settings: Sequence[Setting], search: Search, quality: str | None) -> None:
-    """Raises an error if no setting can be chosen, whatever is measured."""
-    lossy = [setting for setting in settings if not (setting.is_lossless or setting.is_alone)]
-    if quality is None and (search.wants_quality or (search.max_loss is not None and lossy)):
-        raise UserError(
-            "these limits need a measured quality: give references and METRICS, or MAX_NATS"
-        )
-    # One verifier alone is the baseline.
-    ways = [*dict.fromkeys(map(sampling_key, settings))]
-    if len(ways) > 1:
-        raise UserError(
-            "limits need one (temperature, top_k, top_p, processors) for all settings, got "
-            f"{', '.join(map(str, ways))}: use one output_dir for each"
-        )
-
-
-def _estimated(
-    bench: Bench,
-    points: Points,
-    settings: Sequence[Setting],
-    search: Search,
-    texts: int,
-) -> tuple[list[Setting], list[Setting]]:
-    """Estimates settings by the first texts; returns those that have estimates, and the others."""
-    why_not = {setting: cannot_estimate(setting, bench.models) for setting in settings}
-    known = [setting for setting in settings if why_not[setting] is None]
-    if left := [setting for setting in settings if why_not[setting] is not None]:
-        tell(
-            f"{len(left)} of {len(settings)} settings cannot be estimated, only measured; the "
-            f"first is {left[0].described()}: {why_not[left[0]]}"
-        )
-    read = bench.prompts[: min(texts, search.estimate_limit)]
-    if len(read) < search.estimate_limit:
-        tell(f"ESTIMATE_LIMIT={search.estimate_limit}: estimating from all {len(read)} texts")
-    how: dict[str, Any] = {
-        "batch_size": bench.measuring.latency_batch_size,
-        "draws": search.draws,
-        "seed": search.seed,
-    }
-    line = [setting for setting in frontier_of(known) if setting not in known]
-    about = {
-        **how,
-        "settings": _values(known),
-        "frontier": _values(line),
-        "texts": len(read),
-        "models": {name: model.fingerprint for name, model in bench.models.items()},
-    }
-    points.estimate(
-        about,
-        lambda: estimate(bench.models, [*known, *line], read, options=bench.options, **how),
-        line,
-    )
-    return known, left
 
 
 def _with_lengths(
@@ -301,21 +303,6 @@ def _with_lengths(
     return kept, told
 
 
-def _promising(
-    points: Points,
-    settings: Sequence[Setting],
-    known: Sequence[Setting],
-    left: Sequence[Setting],
-    search: Search,
-) -> list[Setting]:
-    """Returns the settings to measure, in the order of the grid."""
-    taken = {setting for setting in settings if setting.is_alone} | set(left)
-    for group in drawn_alike(known):
-        estimates = [points.estimates[setting] for setting in group]
-        taken |= set(promising(estimates, search.candidates, search.max_nats))
-    return [setting for setting in settings if setting in taken]
-
-
 def _bench(
     models: Mapping[str, TextModel],
     texts: Texts,
@@ -363,80 +350,45 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
     return configuration
 
 
-def _values(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    return [setting.to_dict() for setting in settings]
-
-
 def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Measurer:
-    """Measures settings on parts of the texts, each once.
+def _look(bench: Bench, points: Points, parts: Parts, setting: Setting, part: str) -> Scores:
+    """Measures a setting on a part of the texts, once; returns its figures.
 
-    Args:
-      parts: name -> the start and end of a part's texts, and how many are timed.
+    Raises:
+      MeasuringError: the setting could not be measured; the point says why.
     """
-
-    def __init__(self, bench: Bench, points: Points, parts: Mapping[str, tuple[int, int, int]]):
-        self._bench, self._points, self._parts = bench, points, parts
-
-    def measure_all(self, settings: Sequence[Setting]) -> None:
-        """Measures the missing settings; a failed setting does not stop the others."""
-        done = self._points.scored()
-        missing = [setting for setting in settings if setting not in done]
-        if len(missing) < len(settings):
-            tell(f"{len(settings) - len(missing)} of {len(settings)} settings were measured before")
-        begin = time.perf_counter()
-        for i, setting in enumerate(missing):
-            left = (time.perf_counter() - begin) / max(i, 1) * (len(missing) - i) / 60
-            eta = f" (about {left:.0f} min left)" if i and left >= 1 else ""
-            tell(f"setting {i + 1} of {len(missing)}: {setting.described()} ...{eta}")
-            try:
-                self.look(setting, COMPARED)
-            except MeasuringError as error:
-                tell(f"  failed: {error}")
-
-    def look(self, setting: Setting, part: str) -> Scores:
-        """Measures a setting on a part of the texts; returns its figures.
-
-        Raises:
-          MeasuringError: the setting could not be measured; the point says why.
-        """
-        how = self._bench.measuring
-        if (known := self._points.scored(part).get(setting)) is not None:
-            return known
-        begin = time.perf_counter()
-        try:
-            alone = self._points.scored(part).get(setting.verifier_alone)
-            if setting.method != VERIFIER_ALONE and alone is None:
-                raise UserError("the verifier alone failed, so there is no baseline")
-            bench = self._bench.part(*self._parts[part])
-            measured = measure(setting, bench)
-            scores = score(setting, measured, bench)
-        except Exception as error:
-            self._points.put_failed(setting, part, error)
-            error.__traceback__ = None  # frees the objects in its frames
-            gc.collect()
-            raise MeasuringError(error) from None
-        models = self._bench.models
-        used = [name for name in ("verifier", *setting.drafters) if name in models]
-        about = {
-            "over_verifier": {
-                name: over(scores, alone or scores, name, how.bootstrap) for name in how.metrics
-            },
-            "latency_of": {
-                "texts": measured.times.seconds.shape[2] * how.latency_batch_size,
-                "batch_size": how.latency_batch_size,
-                "repeats": how.repeats,
-            },
-            "models": {name: models[name].fingerprint for name in used},
-            "process": {
-                "compiled": measured.compiled,
-                "seconds": time.perf_counter() - begin,
-            },
-        }
-        self._points.put(setting, part, measured, scores, about)
-        names_shown = [name for name in (how.quality, RELATIVE, NATS) if name and scores.has(name)]
-        tell("  " + ", ".join(f"{name} {shown(scores.figures[name])}" for name in names_shown))
-        return scores
+    if (known := points.scored(part).get(setting)) is not None:
+        return known
+    begin, how, models = time.perf_counter(), bench.measuring, bench.models
+    try:
+        alone = points.scored(part).get(setting.verifier_alone)
+        if setting.method != VERIFIER_ALONE and alone is None:
+            raise UserError("the verifier alone failed, so there is no baseline")
+        here = bench.part(*parts[part])
+        measured = measure(setting, here)
+        scores = score(setting, measured, here)
+    except Exception as error:
+        points.put_failed(setting, part, error)
+        error.__traceback__ = None  # frees the objects in its frames
+        gc.collect()
+        raise MeasuringError(error) from None
+    used = [name for name in ("verifier", *setting.drafters) if name in models]
+    about = {
+        "over_verifier": {
+            name: over(scores, alone or scores, name, how.bootstrap) for name in how.metrics
+        },
+        "latency_of": {
+            "texts": measured.times.seconds.shape[2] * how.latency_batch_size,
+            "batch_size": how.latency_batch_size,
+            "repeats": how.repeats,
+        },
+        "models": {name: models[name].fingerprint for name in used},
+        "process": {"compiled": measured.compiled, "seconds": time.perf_counter() - begin},
+    }
+    points.put(setting, part, measured, scores, about)
+    names_shown = [name for name in (how.quality, RELATIVE, NATS) if name and scores.has(name)]
+    tell("  " + ", ".join(f"{name} {shown(scores.figures[name])}" for name in names_shown))
+    return scores

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key
+from jaxtyping import Array, Float, Float32, Int, Int32, Key
 
 from specjax.compilation import jit
 from specjax.drafting import FixedLength
@@ -38,7 +38,7 @@ from specjax.errors import UserError
 from specjax.rules import Deferral, KLPrice, Lossless, accept_probability
 from specjax.rules.target import has_carry
 from specjax.sampling.draws import draw, num_uniforms, residual_weights, total
-from specjax.study.measure import tell as _say
+from specjax.study.measure import tell
 from specjax.text import TextModel
 from specjax.text.decoder import Decoder
 from specjax.text.setting import VERIFIER_ALONE, Setting, check_single
@@ -113,7 +113,6 @@ def estimate(
     batch_size: int = 1,
     draws: int = 4,
     seed: int = 0,
-    tell: Callable[[str], None] | None = None,
 ) -> list[Expected]:
     """Decodes prompts with the verifier alone, and estimates settings on its outputs.
 
@@ -122,27 +121,18 @@ def estimate(
       prompts: the tokens of at least one prompt.
       options: more options of the decoder, such as `max_new_tokens`.
       draws: see `expect`.
-      tell: called with messages about the progress; by default they are printed on stderr.
 
     Raises:
       UserError: a setting cannot be estimated, a prompt cannot be decoded, or a model gives NaN.
     """
     check_settings(settings, models)
-    say = tell or _say
     texts: dict[SamplingKey, KnownTexts] = {}
-    for key in dict.fromkeys(map(sampling_key, settings)):
-        temperature, top_k, top_p, processors = key
-        alone = Setting(
-            method=VERIFIER_ALONE,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            processors=processors,
-        )
-        decoder = Decoder(models, alone, **{**(options or {}), "batch_size": batch_size})
-        say(f"the verifier decodes {len(prompts)} prompts at temperature {temperature:g} ...")
+    for key, setting in {sampling_key(setting): setting for setting in settings}.items():
+        decoder_options = {**(options or {}), "batch_size": batch_size}
+        decoder = Decoder(models, setting.verifier_alone, **decoder_options)
+        tell(f"the verifier decodes {len(prompts)} prompts at temperature {key[0]:g} ...")
         texts[key] = written(decoder, prompts, seed=seed)
-    return expect(models, texts, settings, draws=draws, seed=seed, tell=say)
+    return expect(models, texts, settings, draws=draws, seed=seed, tell=tell)
 
 
 def expect(
@@ -161,6 +151,7 @@ def expect(
       texts: the verifier's outputs, by `sampling_key`.
       draws: S, the number of tokens to draw at each position for rules whose pi is not p or q.
       seed: the seed of these draws.
+      tell: called with messages about the progress.
 
     Raises:
       UserError: a setting cannot be estimated (see `cannot_estimate`), or a model gives NaN.
@@ -357,15 +348,9 @@ def positions(
             ratios,
         )
 
-    reads = (rule.reads_draft_confidence, rule.reads_verifier_confidence)
-    arguments = (
-        drafter.probs,
-        verifier.probs,
-        drafter.confidences if reads[0] else None,
-        verifier.confidences if reads[1] else None,
-        tokens,
-        uniforms,
-    )
+    q_conf = drafter.confidences if rule.reads_draft_confidence else None
+    p_conf = verifier.confidences if rule.reads_verifier_confidence else None
+    arguments = (drafter.probs, verifier.probs, q_conf, p_conf, tokens, uniforms)
     axes = tuple(None if x is None else 0 for x in arguments)
     *figures, ratios = jax.vmap(at, in_axes=axes)(*arguments)
     return Positions._make((*figures, ratios.T))
@@ -430,32 +415,23 @@ def draft_lengths(
     return lengths.reshape(rows, width)
 
 
-class Walked(NamedTuple):
-    """Expectations over the rounds that emit texts.
-
-    Attributes:
-      rounds: the number of rounds of each text.
-      drafted: the tokens that a round drafts.
-    """
-
-    rounds: Float[np.ndarray, " n"]
-    drafted: float
-
-
 def walk(
     ratios: Float[np.ndarray, "S n N"],
     ends: Int[np.ndarray, " n"],
     lengths: Int[np.ndarray, "n N"],
     *,
     block: bool,
-) -> Walked:
-    """Walks along texts; returns the mean over the draws.
+) -> tuple[Float[np.ndarray, " n"], float]:
+    """Walks along texts; returns means over the draws.
 
     Args:
       ratios: pi(y) / q(y) of the emitted token at each position; infinite if q is 0.
       ends: the lengths of the texts, at most N.
       lengths: the length of a draft that begins at each position, at most G.
       block: whether to use block verification, otherwise token verification.
+
+    Returns:
+      The expected rounds of each text, and the expected tokens that a round drafts.
     """
     longest, width = int(lengths.max(initial=0)), ratios.shape[2]
     # Ratios past the end of a text have no effect.
@@ -473,7 +449,7 @@ def walk(
         stands = longer
     law[..., longest] = stands
     starts = visits(law, ends)
-    return Walked(starts.sum(axis=2).mean(axis=0), float((starts * lengths).sum() / starts.sum()))
+    return starts.sum(axis=2).mean(axis=0), float((starts * lengths).sum() / starts.sum())
 
 
 def visits(
@@ -507,38 +483,10 @@ def _of_drafter(
     draws: int,
     seed: int,
 ) -> Iterator[Expected]:
-    """Yields the estimates of settings of one drafter and one sampling."""
-    known = _read(models, texts, settings, draws, seed)
-    for setting in settings:
-        if setting.is_alone:
-            distance = _distance(known.rules[_KEEPS.rule])
-            yield Expected(setting=setting, tokens_per_call=math.inf, **distance)
-        else:
-            yield _walked(setting, known)
+    """Yields the estimates of settings of one drafter and one sampling.
 
-
-class _Read(NamedTuple):
-    """The models' outputs along the texts.
-
-    Attributes:
-      real: which positions belong to a text.
-      rules: rule -> its figures at these positions, row by row.
-      lengths: (policy, least draft) -> lengths of drafts.
+    Both models read the texts in a single pass for all settings.
     """
-
-    real: Bool[np.ndarray, "n N"]
-    rules: Mapping[str, Positions]
-    lengths: Mapping[tuple[str | None, int], Int[np.ndarray, "n N"]]
-
-
-def _read(
-    models: Mapping[str, TextModel],
-    texts: KnownTexts,
-    settings: Sequence[Setting],
-    draws: int,
-    seed: int,
-) -> _Read:
-    """Reads the texts with both models, in a single pass for all settings."""
     pair = models[settings[0].drafter], models[VERIFIER]
     ruled = [_KEEPS if setting.is_alone else setting for setting in settings]
     rules = {setting.rule: setting.part("rule") for setting in ruled}
@@ -553,64 +501,55 @@ def _read(
         or any(policy.reads_confidence for policy, _ in bound.values()),
         any(rule.reads_verifier_confidence for rule in rules.values()),
     )
+    # Figures at the positions of texts, row by row; lengths of drafts, by policy and least draft.
     parts: dict[str, list[Positions]] = {name: [] for name in rules}
-    lengths: dict[Any, list[np.ndarray]] = {ends: [] for ends in bound}
+    drafts: dict[Any, list[np.ndarray]] = {ends: [] for ends in bound}
     key = jax.random.key(seed)
-    known = list(batches(texts, rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)))
-    most = max(int(rows.ends.sum()) for _, rows in known)
+    groups = list(batches(texts, rows_at_once(texts, pair[0].model.vocab_size, _ARRAYS)))
+    most = max(int(rows.ends.sum()) for _, rows in groups)
     size = -(-most // 128) * 128
-    for i, (of_texts, rows) in enumerate(known):
+    for i, (of_texts, rows) in enumerate(groups):
         laws = list(laws_of_models(pair, rows, settings[0].sampling, reads))
         tokens, key_of_batch = jnp.asarray(rows.outputs), jax.random.fold_in(key, i)
         # Rules read only real positions, with the same size for all batches.
         count, at = int(rows.ends.sum()), np.resize(np.flatnonzero(rows.real), size)
         places = np.unravel_index(at, rows.outputs.shape)
-        drafter, verifier = (_picked(law, places) for law in laws)
+        real_laws = [Laws._make(None if x is None else x[places] for x in law) for law in laws]
         for name, rule in rules.items():
-            figures = positions(
-                rule, drafter, verifier, tokens[places], key_of_batch, samples=draws
-            )
+            figures = positions(rule, *real_laws, tokens[places], key_of_batch, samples=draws)
             parts[name].append(Positions._make(np.asarray(x)[..., :count] for x in figures))
         for ends, (policy, params) in bound.items():
-            drafts = draft_lengths(policy, params, laws[0], tokens, longest=longest, least=ends[1])
-            lengths[ends].append(np.asarray(drafts)[: len(of_texts)])
-    ends_of_texts = np.asarray([len(text) for text in texts.outputs])
-    return _Read(
-        real=np.arange(known[0][1].outputs.shape[1])[None] < ends_of_texts[:, None],
-        rules={
-            name: Positions._make(np.concatenate(x, axis=-1) for x in zip(*several, strict=True))
-            for name, several in parts.items()
-        },
-        lengths={ends: np.concatenate(several) for ends, several in lengths.items()},
-    )
-
-
-def _picked(laws: Laws, places: tuple[Any, ...]) -> Laws:
-    confidences = None if laws.confidences is None else laws.confidences[places]
-    return Laws(laws.probs[places], confidences, laws.hidden[places])
-
-
-def _walked(setting: Setting, known: _Read) -> Expected:
-    figures, real, most = known.rules[setting.rule], known.real, setting.longest or 0
-    emitted = real.sum(axis=1)
-    lengths = np.full(real.shape, most)
-    if setting.stopping is not None:
-        # With a policy a draft ends after an end-of-sequence token.
-        left = np.maximum(emitted[:, None] - np.arange(real.shape[1])[None], 0)
-        of_policy = known.lengths[setting.stopping, setting.min_draft]
-        lengths = np.minimum(np.minimum(of_policy, most), left)
-    ratios = np.ones((len(figures.ratios), *real.shape))
-    ratios[:, real] = figures.ratios
-    block = setting.part("verification").keeps_last_pass
-    rounds, drafted = walk(ratios, emitted, lengths, block=block)
-    return Expected(
-        setting=setting,
-        acceptance=min(float(figures.acceptance.mean(dtype=np.float64)), 1.0),
-        tokens_per_call=int(emitted.sum()) / float(rounds.sum()),
-        error=ratio_error(emitted, rounds),
-        drafted_per_call=drafted,
-        **_distance(figures),
-    )
+            found = draft_lengths(policy, params, laws[0], tokens, longest=longest, least=ends[1])
+            drafts[ends].append(np.asarray(found)[: len(of_texts)])
+    by_rule = {
+        name: Positions._make(np.concatenate(x, axis=-1) for x in zip(*several, strict=True))
+        for name, several in parts.items()
+    }
+    emitted = np.asarray([len(text) for text in texts.outputs])
+    left = emitted[:, None] - np.arange(groups[0][1].outputs.shape[1])[None]
+    real = left > 0
+    for setting in settings:
+        if setting.is_alone:
+            distance = _distance(by_rule[_KEEPS.rule])
+            yield Expected(setting=setting, tokens_per_call=math.inf, **distance)
+            continue
+        figures, lengths = by_rule[setting.rule], np.full(real.shape, setting.longest or 0)
+        if setting.stopping is not None:
+            # With a policy a draft ends after an end-of-sequence token.
+            of_policy = np.concatenate(drafts[setting.stopping, setting.min_draft])
+            lengths = np.minimum(np.minimum(of_policy, lengths), np.maximum(left, 0))
+        ratios = np.ones((len(figures.ratios), *real.shape))
+        ratios[:, real] = figures.ratios
+        block = setting.part("verification").keeps_last_pass
+        rounds, drafted = walk(ratios, emitted, lengths, block=block)
+        yield Expected(
+            setting=setting,
+            acceptance=min(float(figures.acceptance.mean(dtype=np.float64)), 1.0),
+            tokens_per_call=int(emitted.sum()) / float(rounds.sum()),
+            error=ratio_error(emitted, rounds),
+            drafted_per_call=drafted,
+            **_distance(figures),
+        )
 
 
 def _distance(figures: Positions) -> dict[str, float]:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from specjax.checks import one_number, tuple_text
 from specjax.errors import UserError
@@ -119,15 +119,13 @@ class Grid:
             for drafter in drafters:
                 settings[Setting(method=DRAFTER_ALONE, drafter=drafter, **drawn)] = None
             combined = itertools.product(
-                self._methods(), drafters, self._verified_drafting(), self._drafts()
+                _filled("methods", self.methods or ()),
+                drafters,
+                self._verified_drafting(),
+                self._drafts(),
             )
-            for method, drafter, (drafting, verification), draft in combined:
-                values = {
-                    **method._asdict(),
-                    "drafting": drafting,
-                    "verification": verification,
-                    **draft,
-                }
+            for text, drafter, verified, draft in combined:
+                values = {**method_of(text), **verified, **draft}
                 try:
                     settings[_setting({"drafter": drafter, **values, **drawn})] = None
                 except MisfitError as error:
@@ -139,11 +137,7 @@ class Grid:
                 raise misfit
         return list(settings)
 
-    def _methods(self) -> Iterator["Method"]:
-        assert self.methods is not None
-        return map(method_of, _filled("methods", self.methods))
-
-    def _verified_drafting(self) -> Iterator[tuple[str | None, str | None]]:
+    def _verified_drafting(self) -> Iterator[dict[str, Any]]:
         """Each kind of drafting with each verification that fits."""
         walking = {
             name: name is not None and make_part("verification", name).walks_trees
@@ -158,7 +152,7 @@ class Grid:
                     f"none of verifications={tuple(self.verifications)} can verify {kind} of "
                     f"drafting={drafting!r}: add None, for the default of each kind of drafts"
                 )
-            yield from ((drafting, name) for name in fitting)
+            yield from ({"drafting": drafting, "verification": name} for name in fitting)
 
     def _drafts(self) -> Iterator[dict[str, Any]]:
         """The lengths of drafts, with and without a policy."""
@@ -186,22 +180,15 @@ def _setting(values: dict[str, Any]) -> Setting:
     return setting
 
 
-class Method(NamedTuple):
-    """Two fields of a `Setting`."""
-
-    rule: str
-    method: str | None
-
-
-def method_of(text: str) -> Method:
+def method_of(text: str) -> dict[str, str | None]:
     """Splits `TokenCascade(rule=Chow(0.3), limit=4)` into the method and its rule."""
     part = Part.parse(text, "methods", ("rule", "method"))
     is_cascade = hasattr(PARTS[part.name], "bound")
     if not is_cascade and part.name not in (VERIFIER_ALONE, DRAFTER_ALONE):
-        return Method(str(part), None)
+        return {"rule": str(part), "method": None}
     rule = dict(part.named).get("rule", Part("Lossless"))
     others = tuple(pair for pair in part.named if pair[0] != "rule")
-    return Method(str(rule), str(part._replace(named=others)))
+    return {"rule": str(rule), "method": str(part._replace(named=others))}
 
 
 def _filled(axis: str, choices: Choices) -> Iterator[Any]:

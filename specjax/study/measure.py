@@ -314,22 +314,33 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         of decoding, such as a full memory.
     """
     how, alone = bench.measuring, setting.verifier_alone
-    seeds = how.seeds_at(setting.temperature)
-    size = how.latency_batch_size
+    seeds, size = how.seeds_at(setting.temperature), how.latency_batch_size
     # An incomplete last chunk is left out.
     starts = range(0, how.latency_limit - size + 1, size)
     chunks = [list(range(start, start + size)) for start in starts]
     with count_compilations() as counts:
-        reader = _Reader.of(setting, bench, how.batch_size)
+        reader = _Reader(setting, bench, how.batch_size)
         same = how.batch_size == size
-        readers = [reader if same else _Reader.of(setting, bench, size)]
+        readers = [reader if same else _Reader(setting, bench, size)]
         if setting != alone:
-            readers.append(_Reader.of(alone, bench, size))
+            readers.append(_Reader(alone, bench, size))
         for each in readers:
-            _warm(each, chunks, seeds[0])
-        times, timed = _time(readers, chunks, seeds)
-        known = timed if same else [{} for _ in seeds]
-        rows = [_decode(reader, *one) for one in zip(seeds, known, strict=True)]
+            each.warm(chunks, seeds[0])
+        shape = (len(seeds), how.repeats, len(chunks))
+        seconds = [np.zeros(shape) for _ in readers]
+        results: list[Any] = [[[None] * len(chunks) for _ in seeds] for _ in readers]
+        for repeat, (i, seed) in itertools.product(range(how.repeats), enumerate(seeds)):
+            # A text gets both orders over its repeats and seeds.
+            order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
+            sides = {k: functools.partial(readers[k].timed, seed) for k in order}
+            for k, _, j, (spent, result) in in_turns(sides, chunks, 1):
+                seconds[k][i, repeat, j] = spent
+                results[k][i][j] = result
+        rows = []
+        for seed, of_seed in zip(seeds, results[0], strict=True):
+            known = itertools.chain(*of_seed) if same else ()
+            rows.append(reader.records(seed, dict(enumerate(known))))
+    times = [Times.of(*one) for one in zip(seconds, results, strict=True)]
     return Measured(
         seeds=seeds,
         rows=rows,
@@ -337,6 +348,55 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         verifier_times=times[1] if setting != alone else None,
         compiled=counts.compiled + counts.read,
     )
+
+
+class _Reader:
+    """A decoder of the texts, which has read the beginning of all prompts."""
+
+    def __init__(self, setting: Setting, bench: Bench, batch_size: int):
+        self._decoder, self._bench = bench.decoder(setting, batch_size), bench
+        prefix = Prefix(bench.shared, None, self._decoder.method, self._decoder.params)
+        self._prefix = prefix if len(prefix) else None
+
+    def _arguments(self, places: Sequence[int], seed: int) -> dict[str, Any]:
+        """The arguments of a call for the texts at these places."""
+        return {
+            "prompts": [self._bench.prompts[i] for i in places],
+            # Row ids are places in the file, so that a part of the texts has the same outputs.
+            "ids": [self._bench.texts.examples[i].id for i in places],
+            "seed": seed,
+            "prefix": self._prefix,
+        }
+
+    def warm(self, chunks: list[list[int]], seed: int) -> None:
+        """Decodes a chunk of each shape."""
+        shapes: dict[int, list[int]] = {}
+        for chunk in chunks:
+            longest = max(len(self._bench.prompts[i]) for i in chunk)
+            shapes.setdefault(int(np.searchsorted(self._decoder.buckets, longest)), chunk)
+        for chunk in shapes.values():
+            self._decoder(**self._arguments(chunk, seed), progress=False)
+
+    def timed(self, seed: int, chunk: list[int]) -> tuple[float, Result]:
+        """The seconds of a chunk, and its result."""
+        arguments = self._arguments(chunk, seed)
+        for _ in range(_TRIES):
+            with count_compilations() as counts:
+                spent, result = timed(lambda: self._decoder(**arguments, progress=False))
+            if not counts.compiled + counts.read:
+                break
+        return spent, result
+
+    def records(self, seed: int, known: Mapping[int, Row]) -> list[dict[str, Any]]:
+        """The records of all texts; those at places without a known row are decoded."""
+        examples = self._bench.texts.examples
+        places = [i for i in range(len(examples)) if i not in known]
+        decoded = self._decoder.rows(**self._arguments(places, seed)) if places else ()
+        rows = {**known, **{places[row.index]: row for row in decoded}}
+        for i, example in enumerate(examples):
+            if rows[i].error is not None:
+                raise UserError(f"row {example.id}: {rows[i].error}")
+        return [record_of_row(example, rows[i]) for i, example in enumerate(examples)]
 
 
 def tell(text: str) -> None:
@@ -366,84 +426,6 @@ def timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
     begin = time.perf_counter()
     result = call()
     return time.perf_counter() - begin, result
-
-
-class _Reader(NamedTuple):
-    """A decoder of the texts, with the beginning of all prompts, or None."""
-
-    decoder: Decoder
-    bench: Bench
-    prefix: Prefix | None
-
-    @classmethod
-    def of(cls, setting: Setting, bench: Bench, batch_size: int) -> "_Reader":
-        decoder = bench.decoder(setting, batch_size)
-        prefix = Prefix(bench.shared, None, decoder.method, decoder.params)
-        return cls(decoder, bench, prefix if len(prefix) else None)
-
-    def arguments(self, places: Sequence[int], seed: int) -> dict[str, Any]:
-        """The arguments of a call for the texts at these places."""
-        return {
-            "prompts": [self.bench.prompts[i] for i in places],
-            # Row ids are places in the file, so that a part of the texts has the same outputs.
-            "ids": [self.bench.texts.examples[i].id for i in places],
-            "seed": seed,
-            "prefix": self.prefix,
-        }
-
-
-def _decode(reader: _Reader, seed: int, known: Mapping[int, Row]) -> list[dict[str, Any]]:
-    """The records of all texts; those at places without a known row are decoded."""
-    examples = reader.bench.texts.examples
-    places = [i for i in range(len(examples)) if i not in known]
-    decoded = reader.decoder.rows(**reader.arguments(places, seed)) if places else ()
-    rows = {**known, **{places[row.index]: row for row in decoded}}
-    records = []
-    for i, example in enumerate(examples):
-        if rows[i].error is not None:
-            raise UserError(f"row {example.id}: {rows[i].error}")
-        records.append(record_of_row(example, rows[i]))
-    return records
-
-
-def _warm(reader: _Reader, chunks: list[list[int]], seed: int) -> None:
-    """Decodes a chunk of each shape."""
-    shapes: dict[int, list[int]] = {}
-    for chunk in chunks:
-        longest = max(len(reader.bench.prompts[i]) for i in chunk)
-        shapes.setdefault(int(np.searchsorted(reader.decoder.buckets, longest)), chunk)
-    for chunk in shapes.values():
-        reader.decoder(**reader.arguments(chunk, seed), progress=False)
-
-
-def _run(reader: _Reader, seed: int, chunk: list[int]) -> tuple[float, Result]:
-    """The seconds of a chunk, and its result."""
-    arguments = reader.arguments(chunk, seed)
-    for _ in range(_TRIES):
-        with count_compilations() as counts:
-            spent, result = timed(lambda: reader.decoder(**arguments, progress=False))
-        if not counts.compiled + counts.read:
-            break
-    return spent, result
-
-
-def _time(
-    readers: list[_Reader], chunks: list[list[int]], seeds: list[int]
-) -> tuple[list[Times], list[dict[int, Row]]]:
-    """The times of each decoder; for each seed the rows of the first, by their places."""
-    shape = (len(seeds), readers[0].bench.measuring.repeats, len(chunks))
-    seconds = [np.zeros(shape) for _ in readers]
-    results: list[Any] = [[[None] * shape[2] for _ in seeds] for _ in readers]
-    for repeat, (i, seed) in itertools.product(range(shape[1]), enumerate(seeds)):
-        # A text gets both orders over its repeats and seeds.
-        order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
-        sides = {k: functools.partial(_run, readers[k], seed) for k in order}
-        for k, _, j, (spent, result) in in_turns(sides, chunks, 1):
-            seconds[k][i, repeat, j] = spent
-            results[k][i][j] = result
-    places = [*itertools.chain(*chunks)]
-    rows = [dict(zip(places, itertools.chain(*of_seed), strict=True)) for of_seed in results[0]]
-    return [Times.of(*one) for one in zip(seconds, results, strict=True)], rows
 
 
 class Scores(NamedTuple):

@@ -33,11 +33,6 @@ _DPI = 130
 _FAR = 5.0
 
 
-def check() -> None:
-    """Raises ImportError if matplotlib is missing."""
-    require("matplotlib.figure", "eval")
-
-
 def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -> dict[str, bytes]:
     """Draws all plots, with a panel for each temperature.
 
@@ -143,13 +138,30 @@ def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap:
         return None
     temperatures = sorted({setting.temperature for setting in scored})
     drawn, labels = _panels(temperatures, words, quality), _Labels(scored)
+    lines = {VERIFIER_ALONE: "--", DRAFTER_ALONE: ":"}
     for axis, temperature in zip(drawn.axes, temperatures, strict=True):
         here = {x: scores for x, scores in scored.items() if x.temperature == temperature}
-        _panel(axis, here, cost, quality, labels)
+        for setting, scores in here.items():
+            value = scores.figures[quality]["value"]
+            if setting.is_alone and value is not None:
+                label = setting.described(without={"temperature", "top_k", "top_p"})
+                style = {"linestyle": lines[str(setting.method)], "linewidth": 1.0}
+                axis.axhline(value, label=label, color="black", **style)
+        if cost == RELATIVE:
+            axis.axvline(1.0, color="black", linestyle="--", linewidth=0.6)
+        places = []
+        for points in curves(here):
+            values = [found for x in points if (found := _values(here[x], cost, quality))]
+            places += [value[0] for value in values]
+            if values:
+                x, y, low, high = np.asarray(values).T
+                ends = [np.maximum(y - low, 0.0), np.maximum(high - y, 0.0)]
+                sizes = {"markersize": 6, "linewidth": 1.2, "elinewidth": 0.7, "capsize": 2}
+                style = labels.styles[labels.of(points[0])]
+                axis.errorbar(x, y, ends, alpha=0.9, **sizes, **style)
         _rings(axis, here, cost, quality, bootstrap)
         axis.margins(0.08)
-        found = (_values(here[x], cost, quality) for x in itertools.chain(*curves(here)))
-        _leave_outliers(axis, np.asarray([values[0] for values in found if values]))
+        _leave_outliers(axis, np.asarray(places))
     _legend(drawn, labels.styles)
     return drawn
 
@@ -173,36 +185,6 @@ class _Labels:
 
     def of(self, setting: Setting) -> str:
         return setting.described(without=self._shared)
-
-
-def _panel(
-    axis: Any, scored: Mapping[Setting, Scores], cost: str, quality: str, labels: _Labels
-) -> None:
-    lines = {VERIFIER_ALONE: "--", DRAFTER_ALONE: ":"}
-    for setting, scores in scored.items():
-        value = scores.figures[quality]["value"]
-        if setting.is_alone and value is not None:
-            words = setting.described(without={"temperature", "top_k", "top_p"})
-            style = {"color": "black", "linestyle": lines[str(setting.method)], "linewidth": 1.0}
-            axis.axhline(value, label=words, **style)
-    if cost == RELATIVE:
-        axis.axvline(1.0, color="black", linestyle="--", linewidth=0.6)
-    for points in curves(scored):
-        places = [values for x in points if (values := _values(scored[x], cost, quality))]
-        if not places:
-            continue
-        x, y, low, high = np.asarray(places).T
-        axis.errorbar(
-            x,
-            y,
-            [np.maximum(y - low, 0.0), np.maximum(high - y, 0.0)],
-            markersize=6,
-            linewidth=1.2,
-            elinewidth=0.7,
-            capsize=2,
-            alpha=0.9,
-            **labels.styles[labels.of(points[0])],
-        )
 
 
 def _leave_outliers(axis: Any, places: np.ndarray) -> None:
@@ -234,18 +216,9 @@ def _rings(
     places = sorted(_values(scored[x], cost, quality)[:2] for x in best)  # type: ignore[index]
     if not places:
         return
-    axis.plot(
-        *np.asarray(places).T,
-        drawstyle="steps-post",
-        color="0.4",
-        linewidth=0.8,
-        marker="o",
-        markersize=12,
-        markerfacecolor="none",
-        markeredgecolor="black",
-        label="Pareto front",
-        zorder=1,
-    )
+    ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "black"}
+    steps = {"drawstyle": "steps-post", "color": "0.4", "linewidth": 0.8, "zorder": 1}
+    axis.plot(*np.asarray(places).T, label="Pareto front", **ring, **steps)
 
 
 def _values(scores: Scores, name: str, quality: str) -> tuple[float, float, float, float] | None:

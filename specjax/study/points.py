@@ -11,7 +11,7 @@ import os
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,30 +38,17 @@ _DONE, _FAILED, _ESTIMATED = "done", "failed", "estimated"
 _LONGEST = 500
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Point:
+class Point(NamedTuple):
     """A setting on a part of the texts.
 
     Attributes:
-      about: the other values of its line: `status` and more.
+      about: the values of its line besides the setting and the figures: `status` and more.
       scores: None if it has failed.
     """
 
     setting: Setting
     about: Mapping[str, Any]
     scores: Scores | None
-    part: str = COMPARED
-
-    def line(self, expected: Expected | None = None) -> bytes:
-        """Returns its line in `points.jsonl`."""
-        setting = {"setting": self.setting.described(), "values": self.setting.to_dict()}
-        values = {**setting, **self.about}
-        if self.scores is not None:
-            values["figures"] = self.scores.figures
-        if expected is not None:
-            values["expected"] = expected.to_dict()
-        text = json.dumps(values, allow_nan=False, ensure_ascii=False)
-        return text.encode(errors="backslashreplace") + b"\n"
 
 
 class Points:
@@ -98,7 +85,7 @@ class Points:
             if not isinstance(key, tuple) or record is None:  # estimates have a text as the key
                 continue
             try:
-                point = _point(str(key[1]), record)
+                point = _point(record)
                 used = dict(point.about.get("models", {}))
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 raise UserError(
@@ -111,10 +98,7 @@ class Points:
                         f"{self.store.path(key)} was measured with another model {name!r}: choose "
                         "another output_dir, or delete the file to measure it again"
                     )
-            self._keep(point)
-
-    def _keep(self, point: Point) -> None:
-        self._points.setdefault(point.part, {})[point.setting] = point
+            self._points.setdefault(str(key[1]), {})[point.setting] = point
 
     def of(self, part: str = COMPARED) -> dict[Setting, Point]:
         """Returns all points of a part of the texts."""
@@ -128,26 +112,6 @@ class Points:
         """Returns the measurements of a setting that is done."""
         record = self.store.read((setting.key, part))
         return Measured.of_record(record.value, record.arrays)
-
-    def _verdicts(self) -> list[dict[str, Any]]:
-        """What to decode with, for each sampling whose verifier alone was measured."""
-        scored, verdicts = self.scored(), []
-        for group in tables.drawn_alike(scored):
-            alone = group[0].verifier_alone
-            if alone in scored and len(group) > 1:
-                here = {setting: scored[setting] for setting in group}
-                runs = {setting: self.measured(setting) for setting in group}
-                times = {x: (run.times, run.verifier_times or run.times) for x, run in runs.items()}
-                found = recommend(here, times, self.quality, self.bootstrap)
-                setting = found.setting
-                verdicts.append(
-                    {
-                        "setting": setting.to_dict(),
-                        "recommended": setting.described(),
-                        "text": found.text,
-                    }
-                )
-        return verdicts
 
     def estimate(
         self, about: Any, make: Callable[[], list[Expected]], frontier: Collection[Setting] = ()
@@ -208,7 +172,7 @@ class Points:
 
     def _put(self, setting: Setting, part: str, record: Record) -> None:
         self.store.put((setting.key, part), *record)
-        self._keep(_point(part, record))
+        self._points.setdefault(part, {})[setting] = _point(record)
 
     def finish(self, order: Sequence[Setting], more: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the lines, tables and plots of all points; returns the content of `results.json`.
@@ -217,36 +181,53 @@ class Points:
           order: the settings of the first lines.
           more: more values of `results.json`.
         """
-        # Before anything is written, because it reads records that may be gone.
-        verdicts = self._verdicts()
-        here = {x: Point(x, {"status": _ESTIMATED}, None) for x in self.estimates} | self.of()
-        first = [setting for setting in order if setting in here]
-        points = [here[setting] for setting in dict.fromkeys((*first, *here))]
-        lines = (point.line(self.estimates.get(point.setting)) for point in points)
-        self._run.write(POINTS_NAME, b"".join(lines))
-        scored = {point.setting: point.scores for point in points if point.scores is not None}
+        known, quality, bootstrap = self.of(), self.quality, self.bootstrap
+        # What to decode with, for each sampling whose verifier alone was measured. Before anything
+        # is written, because it reads records that may be gone.
+        scored, verdicts = self.scored(), []
+        for group in tables.by_sampling(scored):
+            if group[0].verifier_alone in scored and len(group) > 1:
+                runs = {setting: self.measured(setting) for setting in group}
+                times = {x: (run.times, run.verifier_times or run.times) for x, run in runs.items()}
+                here = {setting: scored[setting] for setting in group}
+                setting, text = recommend(here, times, quality, bootstrap)
+                verdict = {"setting": setting.to_dict(), "recommended": setting.described()}
+                verdicts.append({**verdict, "text": text})
+        points = {x: Point(x, {"status": _ESTIMATED}, None) for x in self.estimates} | known
+        first = [setting for setting in order if setting in points]
+        points = {setting: points[setting] for setting in (*first, *points)}
+        scored = {setting: scored[setting] for setting in points if setting in scored}
+        lines = []
+        for setting, point in points.items():
+            values = {"setting": setting.described(), "values": setting.to_dict(), **point.about}
+            if point.scores is not None:
+                values["figures"] = point.scores.figures
+            if setting in self.estimates:
+                values["expected"] = self.estimates[setting].to_dict()
+            text = json.dumps(values, allow_nan=False, ensure_ascii=False)
+            lines.append(text.encode(errors="backslashreplace") + b"\n")
         # The failures of an earlier grid are not tried again.
-        grid = set(order)
         failures = {
-            point.setting.described(): point.about["error"]
-            for point in points
-            if point.about["status"] == _FAILED and point.setting in grid
+            setting.described(): points[setting].about["error"]
+            for setting in first
+            if points[setting].about["status"] == _FAILED
         }
-        best = tables.best_rows(scored, self.quality, self.bootstrap)
+        best = tables.best_rows(scored, quality, bootstrap)
         if not scored:
             best = tables.estimated_rows([*self.estimates.values()])
-        table_2: list[dict[str, Any]] = []
-        if self.quality is not None:
-            table_2 = tables.table_2(scored, self.quality, self.bootstrap)
-            for name, data in plots.draw(scored, self.quality, self.bootstrap).items():
-                self._run.write(name, data)
-            self._write_table("table_2", tables.table_2_rows(table_2, self.quality))
-        for name, data in plots.draw_acceptance(self.estimates, self.frontier).items():
+        files = {POINTS_NAME: b"".join(lines)}
+        files |= plots.draw_acceptance(self.estimates, self.frontier)
+        rows = {"best": best, "settings": tables.flat_rows(scored, self.estimates)}
+        table_2: tables.Rows = []
+        if quality is not None:
+            table_2 = tables.table_2(scored, quality, bootstrap)
+            files |= plots.draw(scored, quality, bootstrap)
+            rows["table_2"] = tables.table_2_rows(table_2, quality)
+        files |= {f"{name}.csv": tables.csv_text(each).encode() for name, each in rows.items()}
+        for name, data in files.items():
             self._run.write(name, data)
-        self._write_table("best", best)
-        self._write_table("settings", tables.flat_rows(scored, self.estimates))
         results = {
-            "quality": self.quality,
+            "quality": quality,
             "estimated": len(self.estimates),
             "done": len(scored),
             "failed": len(failures),
@@ -259,11 +240,8 @@ class Points:
         self._run.write_json(RESULTS_NAME, results)
         return results
 
-    def _write_table(self, name: str, rows: tables.Rows) -> None:
-        self._run.write(f"{name}.csv", tables.csv_text(rows).encode())
 
-
-def _point(part: str, record: Record) -> Point:
+def _point(record: Record) -> Point:
     value, scores = record.value, None
     if "figures" in value:
         again = {
@@ -274,7 +252,7 @@ def _point(part: str, record: Record) -> Point:
         scores = Scores(value["figures"], again)
     setting = Setting(**value["setting"])
     check_single(setting)
-    return Point(setting, value["about"], scores, part)
+    return Point(setting, value["about"], scores)
 
 
 def read_points(directory: str | os.PathLike[str]) -> Points:
@@ -321,20 +299,14 @@ def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predicti
     predictions: dict[str, list[Predictions]] = {}
     for setting in points.scored():
         name, measured = setting.described(), points.measured(setting)
-        runs = [
-            predictions_of(rows, f"{place}: {name}, seed {seed}")
-            for seed, rows in zip(measured.seeds, measured.rows, strict=True)
-        ]
-        alone = setting.method == DRAFTER_ALONE
-        predictions[name] = [*map(_of_drafter, runs)] if alone else runs
+        predictions[name] = []
+        for seed, rows in zip(measured.seeds, measured.rows, strict=True):
+            run = predictions_of(rows, f"{place}: {name}, seed {seed}")
+            if setting.method == DRAFTER_ALONE and run.counts is not None:
+                # A model that decodes alone counts as the verifier, but this model is the drafter,
+                # and the verifier has not read the texts.
+                calls = {"drafter": run.counts.calls["verifier"]}
+                counts = dataclasses.replace(run.counts, calls=calls, deferrals=None)
+                run = dataclasses.replace(run, counts=counts, log_p=np.full(len(run), np.nan))
+            predictions[name].append(run)
     return predictions
-
-
-def _of_drafter(run: Predictions) -> Predictions:
-    """A model that decodes alone counts as the verifier, but this model is the drafter."""
-    if run.counts is None:
-        return run
-    calls = {"drafter": run.counts.calls["verifier"]}
-    counts = dataclasses.replace(run.counts, calls=calls, deferrals=None)
-    # The verifier has not read the texts.
-    return dataclasses.replace(run, counts=counts, log_p=np.full(len(run), np.nan))

@@ -137,8 +137,13 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
         if verifier is None or not known or not verifier.has(quality):
             continue
         method = known[0].described(without={*shared, "strength", "temperature"})
-        cost, cost_again = _columns(scored, known, RELATIVE)
-        good, good_again = _columns(scored, known, quality)
+        cost, good = (
+            np.asarray([scored[x].value(name) for x in known]) for name in (RELATIVE, quality)
+        )
+        cost_again, good_again = (
+            np.stack([scored[x].resampled[name] for x in known], axis=-1)
+            for name in (RELATIVE, quality)
+        )
         wanted, wanted_again = verifier.value(quality), verifier.resampled[quality]
         if by_law := known[0].is_lossless:
             good, good_again = np.full_like(good, wanted), np.tile(wanted_again, (len(known), 1)).T
@@ -163,31 +168,20 @@ def table_2(scored: Scored, quality: str, bootstrap: Bootstrap) -> Rows:
         row["matched"], row["within"] = (
             float(np.isfinite(again).mean()) for _, again in columns.values()
         )
-        rows.append(row | _measured(scored, known, verifier, quality, bootstrap))
+        # Those that are not shown to be worse than the verifier.
+        highs = {x: over(scored[x], verifier, quality, bootstrap)["high"] for x in known}
+        as_good = [
+            x for x, high in highs.items() if x.is_lossless or (high is not None and high >= 0.0)
+        ]
+        fastest = min(as_good, key=lambda x: scored[x].value(RELATIVE), default=None)
+        measured = Interval(np.nan, np.nan, np.nan, np.nan)
+        if fastest is not None:
+            again = 1.0 / scored[fastest].resampled[RELATIVE]
+            measured = bootstrap.summary(1.0 / scored[fastest].value(RELATIVE), again)
+        row["measured_reduction"] = as_json(measured)
+        row["measured_strength"] = fastest and fastest.strength
+        rows.append(row)
     return rows
-
-
-def _measured(
-    scored: Scored, settings: list[Setting], verifier: Scores, quality: str, bootstrap: Bootstrap
-) -> dict[str, Any]:
-    """The fastest of the measured settings that are not shown to be worse than the verifier."""
-
-    def kept(setting: Setting) -> bool:
-        high = over(scored[setting], verifier, quality, bootstrap)["high"]
-        return setting.is_lossless or (high is not None and high >= 0.0)
-
-    def latency(setting: Setting) -> float:
-        return scored[setting].value(RELATIVE)
-
-    best = min(filter(kept, settings), key=latency, default=None)
-    if best is None:
-        nothing = Interval(np.nan, np.nan, np.nan, np.nan)
-        return {"measured_reduction": as_json(nothing), "measured_strength": None}
-    again = 1.0 / scored[best].resampled[RELATIVE]
-    return {
-        "measured_reduction": as_json(bootstrap.summary(1.0 / latency(best), again)),
-        "measured_strength": best.strength,
-    }
 
 
 def best_rows(scored: Scored, quality: str | None, bootstrap: Bootstrap) -> Rows:
@@ -197,7 +191,7 @@ def best_rows(scored: Scored, quality: str | None, bootstrap: Bootstrap) -> Rows
     the order of speed.
     """
     rows = []
-    for group in drawn_alike(scored):
+    for group in by_sampling(scored):
         here = {setting: scored[setting] for setting in group}
         first = front(here, RELATIVE, quality or NATS, bootstrap)
         lossless = [x for x in group if x.is_lossless and not x.is_alone]
@@ -209,7 +203,9 @@ def best_rows(scored: Scored, quality: str | None, bootstrap: Bootstrap) -> Rows
                 row: dict[str, Any] = {"setting": setting.described(), "front": on_front}
                 if quality is not None:
                     row[quality] = shown(figures[quality])
-                row["speedup"] = shown(_inverse(figures[RELATIVE]))
+                ends = {"value": "value", "low": "high", "high": "low"}
+                inverse = {name: figures[RELATIVE][end] for name, end in ends.items()}
+                row["speedup"] = shown({k: x and 1.0 / x for k, x in inverse.items()})
                 for name in (NATS, "tokens_per_verifier_call"):
                     row[name] = shown(figures.get(name))
                 rows.append(row)
@@ -275,12 +271,10 @@ def flat_rows(scored: Scored, estimates: Mapping[Setting, Expected]) -> Rows:
             row |= {f"expected_{name}": x for name, x in estimates[setting].to_dict().items()}
         if setting in scored:
             for name, figure in scored[setting].figures.items():
-                row |= {f"{name}_{end}" if end != "value" else name: figure[end] for end in _ENDS}
+                row |= {name: figure["value"]}
+                row |= {f"{name}_{end}": figure[end] for end in ("low", "high")}
         rows.append(row)
     return rows
-
-
-_ENDS = ("value", "low", "high")
 
 
 def csv_text(rows: Rows) -> str:
@@ -293,22 +287,9 @@ def csv_text(rows: Rows) -> str:
     return file.getvalue()
 
 
-def drawn_alike(settings: Iterable[Setting]) -> list[list[Setting]]:
+def by_sampling(settings: Iterable[Setting]) -> list[list[Setting]]:
     """Returns the settings of each temperature, top-k and top-p, in order."""
     groups: dict[Setting, list[Setting]] = {}
     for setting in settings:
         groups.setdefault(setting.verifier_alone, []).append(setting)
     return list(groups.values())
-
-
-def _inverse(figure: Mapping[str, float | None]) -> dict[str, float | None]:
-    ends = {"value": figure["value"], "low": figure["high"], "high": figure["low"]}
-    return {name: None if x is None else 1.0 / x for name, x in ends.items()}
-
-
-def _columns(
-    scored: Scored, settings: list[Setting], name: str
-) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, "R m"]]:
-    """A figure of a curve's settings, and its resamples."""
-    values = np.asarray([scored[x].value(name) for x in settings])
-    return values, np.stack([scored[x].resampled[name] for x in settings], axis=-1)

@@ -111,10 +111,15 @@ def read_texts(
     examples = read_inputs(place, format=format, split=split, task=task, **fields)
     name = os.fspath(source)
     if in_source or references is None:
-        expected = [_targets(example) for example in examples]
+        given = (example.targets for example in examples)
+        expected = [(x,) if isinstance(x, str) else tuple(x or ()) for x in given]
     else:
         expected = read_references(references, field=references_field)
-        _check_count(name, examples, expected, "references")
+        if len(expected) != len(examples):
+            raise UserError(
+                f"{name} has {len(examples)} texts, but there are {len(expected)} references: give "
+                "one for each"
+            )
     tests = None
     if problems is not None:
         path = os.fspath(problems)
@@ -127,17 +132,3 @@ def read_texts(
         for example, texts in zip(examples, expected, strict=True)
     ]
     return Texts(scored[:most], expected[:most], tests)
-
-
-def _targets(example: Example) -> tuple[str, ...]:
-    targets = example.targets
-    if isinstance(targets, str):
-        return (targets,)
-    return () if targets is None else tuple(targets)
-
-
-def _check_count(name: str, texts: Sequence[Any], others: Sequence[Any], what: str) -> None:
-    if len(others) != len(texts):
-        raise UserError(
-            f"{name} has {len(texts)} texts, but there are {len(others)} {what}: give one for each"
-        )

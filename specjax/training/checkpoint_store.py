@@ -34,12 +34,13 @@ class CheckpointStore:
 
     Each checkpoint has the log up to its step, and checksums of its files, with the run's
     fingerprint and its step. A store with a checkpoint that is damaged, or of another run or step,
-    does not open. An incomplete checkpoint, of an interrupted save, is set aside.
+    does not open. An incomplete checkpoint, of an interrupted save, is set aside. Orbax's `manager`
+    tells the latest and the best step, and the figures of a step.
     """
 
     def __init__(self, run: RunDirectory, choose_by: str):
         def score(metrics: Mapping[str, Any]) -> float:  # higher is better
-            value = float(chosen(metrics, choose_by)[1])
+            value = float(choosing_figure(metrics, choose_by)[1])
             return -value if choose_by == "loss" else value
 
         self._run = run
@@ -52,7 +53,7 @@ class CheckpointStore:
             ]
         )
         # Synchronous: on CPU an asynchronous save would read buffers that the next step reuses.
-        self._manager = ocp.CheckpointManager(
+        self.manager = ocp.CheckpointManager(
             run.own(CHECKPOINTS_NAME),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
@@ -64,16 +65,7 @@ class CheckpointStore:
         )
 
     def close(self) -> None:
-        self._manager.close()
-
-    @property
-    def latest_step(self) -> int | None:
-        return self._manager.latest_step()
-
-    @property
-    def best_step(self) -> int | None:
-        """The step of the checkpoint with the best figure, or None."""
-        return self._manager.best_step()
+        self.manager.close()
 
     def save(self, state: TrainState, figures: Mapping[str, float]) -> None:
         """Writes a checkpoint, atomically; returns when it is on disk."""
@@ -81,10 +73,10 @@ class CheckpointStore:
         place = self.path / CHECKPOINTS_NAME / str(step)
         self._run.keep()
         with naming_failures(place), quiet_writes():
-            self._manager.save(
+            self.manager.save(
                 step, args=ocp.args.StandardSave(state), metrics=dict(figures), force=True
             )
-            self._manager.wait_until_finished()
+            self.manager.wait_until_finished()
             shutil.copyfile(self.path / METRICS_NAME, place / METRICS_NAME)
             write_checksums(place, owner=self._owner(step))
         self._empty_deleted()
@@ -93,12 +85,9 @@ class CheckpointStore:
         """Reads the checkpoint of `step`, placed like the arrays of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         with quiet():
-            restored = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+            restored = self.manager.restore(step, args=ocp.args.StandardRestore(abstract))
         # Orbax's arrays may share memory with its buffers, but donated arrays must not.
         return jax.tree.map(lambda x: x.copy(), restored)
-
-    def figures(self, step: int) -> dict[str, float]:
-        return dict(self._manager.metrics(step))
 
     def log(self, step: int) -> bytes:
         """The log up to a checkpoint."""
@@ -137,7 +126,7 @@ class CheckpointStore:
                 )
 
 
-def chosen(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
+def choosing_figure(figures: Mapping[str, Any], choose_by: str) -> tuple[str, float]:
     """The figure that chooses the best checkpoint."""
     prefix = "validation_"
     name = f"{prefix}{choose_by}"

@@ -4,10 +4,11 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.heads import save_draft_head
@@ -37,13 +38,22 @@ from specjax.training.teacher import (
     TEXTS,
     ReadPrompts,
     VerifierTexts,
-    covering,
+    buckets_for,
     draw_pairs,
     stored_pairs,
 )
-from specjax.training.trainer import TrainerConfig, TrainingData, run_directory, train
+from specjax.training.trainer import (
+    EXPORT_DTYPES,
+    RESULTS_NAME,
+    TrainerConfig,
+    TrainingData,
+    check_choices,
+    check_sources,
+    run_directory,
+    train,
+)
 
-DRAFTER_NAME, RESULTS_NAME = "drafter", "results.json"
+DRAFTER_NAME = "drafter"
 KINDS = ("eagle3", "block", "mtp")
 
 PathLike = str | os.PathLike[str]
@@ -97,17 +107,9 @@ class DrafterRecipe:
     export_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        choices = {
-            "kind": KINDS,
-            "markov": (*MARKOV, None),
-            "export_dtype": ("float32", "bfloat16", "float16"),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UserError(
-                    f"`{name}` must be one of {', '.join(filter(None, known))}, got "
-                    f"{getattr(self, name)!r}"
-                )
+        check_choices(
+            self, {"kind": KINDS, "markov": (*MARKOV, None), "export_dtype": EXPORT_DTYPES}
+        )
         for name in ("max_draft", "markov_rank", "anchors", "tokens_per_batch"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), low=1))
         for name, low in (("layers", 1), ("draft_vocab", 1), ("cross_layer", 0)):
@@ -150,7 +152,18 @@ class DrafterRecipe:
                 f"kind='mtp' is one more layer of a llama or qwen3, but {verifier.name} is a "
                 f"{family}: choose 'eagle3' or 'block'"
             )
-        boundaries = self._boundaries(depth)
+        boundaries = self.boundaries
+        if self.kind == "mtp":
+            if boundaries not in (None, (depth + 1,)):
+                raise UserError("`boundaries` must be None for kind='mtp', which reads the last")
+            boundaries = (depth + 1,)
+        elif boundaries is None:
+            boundaries = tuple(sorted({min(2, depth), (depth + 2) // 2, max(1, depth - 1)}))
+        elif max(boundaries) > depth:
+            raise UserError(
+                f"`boundaries` must be in 0 .. {depth}, the states of the verifier's {depth} "
+                f"layers, got {boundaries}"
+            )
         encodes = theirs.encoder_style is not None
         cross = depth - 1 if self.cross_layer is None else self.cross_layer
         if self.cross_layer is not None and not (encodes and cross < depth):
@@ -204,110 +217,88 @@ class DrafterRecipe:
             confidence_reads_markov=self.confidence and self.markov is not None,
         )
 
-    def _boundaries(self, depth: int) -> tuple[int, ...]:
-        if self.kind == "mtp":
-            if self.boundaries not in (None, (depth + 1,)):
-                raise UserError("`boundaries` must be None for kind='mtp', which reads the last")
-            return (depth + 1,)
-        if self.boundaries is None:
-            return tuple(sorted({min(2, depth), (depth + 2) // 2, max(1, depth - 1)}))
-        if max(self.boundaries) > depth:
-            raise UserError(
-                f"`boundaries` must be in 0 .. {depth}, the states of the verifier's {depth} "
-                f"layers, got {self.boundaries}"
-            )
-        return self.boundaries
 
-
+@dataclasses.dataclass(kw_only=True)
 class VerifierBatches:
     """Batches of the texts that a verifier writes for prompts; see `Batches`.
 
     The texts are drawn for `pairs`, shard by shard and at each temperature, and kept in the run's
-    directory.
+    directory. The order of the batches is that of `seed`, or the prompts' if it is None.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        verifier: TextModel,
-        texts: VerifierTexts,
-        prompts: ReadPrompts,
-        name: str,
-        *,
-        temperatures: tuple[float, ...],
-        tokens_per_batch: int,
-        draw_seed: int,
-        seed: int | None,
-        row_multiple: int,
-        progress: bool,
-    ):
-        self._run, self._verifier, self._texts, self._prompts = run, verifier, texts, prompts
-        self._name, self._temperatures = name, temperatures
-        self._tokens, self._draw_seed = tokens_per_batch, draw_seed
-        self._seed, self._multiple, self._progress = seed, row_multiple, progress
+    run: RunDirectory
+    verifier: TextModel
+    texts: VerifierTexts
+    prompts: ReadPrompts
+    name: str
+    temperatures: tuple[float, ...]
+    tokens_per_batch: int
+    draw_seed: int
+    seed: int | None
+    row_multiple: int
+    progress: bool
 
     def describe(self) -> dict[str, Any]:
-        texts = dataclasses.asdict(self._texts)
+        texts = dataclasses.asdict(self.texts)
         del texts["batch_size"]  # a text does not depend on those beside it
         return {
-            "verifier": self._verifier.fingerprint,
-            "prompts": self._prompts.fingerprint,
+            "verifier": self.verifier.fingerprint,
+            "prompts": self.prompts.fingerprint,
             **texts,
-            "temperature": self._temperatures[0],
-            "greedy_texts": len(self._temperatures) > 1,
-            "draw_seed": self._draw_seed,
-            "tokens_per_batch": self._tokens,
-            "order": self._seed,
-            "row_multiple": self._multiple,
+            "temperature": self.temperatures[0],
+            "greedy_texts": len(self.temperatures) > 1,
+            "draw_seed": self.draw_seed,
+            "tokens_per_batch": self.tokens_per_batch,
+            "order": self.seed,
+            "row_multiple": self.row_multiple,
         }
 
     @functools.cached_property
     def pairs(self) -> TokenPairs:
         """Prompts and texts; the directory must be claimed."""
-        size, parts = self._texts.shard_rows, []
-        for place, temperature in enumerate(self._temperatures):
-            for start in range(0, len(self._prompts.tokens), size):
+        size, parts = self.texts.shard_rows, []
+        for place, temperature in enumerate(self.temperatures):
+            for start in range(0, len(self.prompts.tokens), size):
                 draw = functools.partial(self._draw, slice(start, start + size), temperature)
-                drawn = stored_pairs(self._run, (self._name, place, start // size), draw)
+                drawn = stored_pairs(self.run, (self.name, place, start // size), draw)
                 parts += [each for i in range(len(drawn)) for each in drawn[i]]
-        ends = set(self._verifier.tokenizer.eos_ids)
+        ends = set(self.verifier.tokenizer.eos_ids)
         if all(set(target.tolist()) <= ends for target in parts[1::2]):
             raise UserError(
-                f"{self._verifier.name} writes only empty texts for the {self._name} prompts: give "
+                f"{self.verifier.name} writes only empty texts for the {self.name} prompts: give "
                 "prompts that it answers (chat=True for a chat model)"
             )
         return TokenPairs.of(parts)
 
     def _draw(self, shard: slice, temperature: float) -> TokenPairs:
-        prompts, texts = self._prompts, self._texts
-        if self._progress:
-            count = f"{shard.start:,} of {len(prompts.tokens):,}"
-            say(f"the verifier writes {self._name} texts at temperature {temperature:g}: {count}")
-        inputs = prompts.tokens[shard]
+        inputs = self.prompts.tokens[shard]
+        if self.progress:
+            count = f"{shard.start:,} of {len(self.prompts.tokens):,}"
+            say(f"the verifier writes {self.name} texts at temperature {temperature:g}: {count}")
         return draw_pairs(
-            self._verifier,
+            self.verifier,
             inputs,
-            [texts.max_new_tokens] * len(inputs),
-            prompts.ids[shard],
+            [self.texts.max_new_tokens] * len(inputs),
+            self.prompts.ids[shard],
             temperature=temperature,
-            seed=self._draw_seed,
-            batch_size=texts.batch_size,
-            progress=self._progress,
+            seed=self.draw_seed,
+            batch_size=self.texts.batch_size,
+            progress=self.progress,
         )
 
     @functools.cached_property
     def _batches(self) -> BucketedBatches:
-        pairs, words = self.pairs, self._verifier.tokenizer
-        joined = self._verifier.continues_prompts
+        words = self.verifier.tokenizer
         layout: Any = JoinedLayout(pad_id=words.pad_id)
-        if not joined:
+        if not self.verifier.continues_prompts:
             layout = PairLayout(pad_id=words.pad_id, eos_id=words.eos_ids[0])
         # Each length compiles the whole verifier, so there are three: for half, most and all texts.
-        ends = np.quantile(layout.lengths(pairs), (0.5, 0.9, 1.0), method="higher")
-        lengths = tuple(sorted({covering([range(x)])[-1] for x in ends.tolist()}))
-        batching = Batching(tokens_per_batch=self._tokens, bucket_lengths=lengths)
-        options: dict[str, Any] = {"seed": self._seed, "row_multiple": self._multiple}
-        return BucketedBatches(pairs, batching, layout, **options)
+        ends = np.quantile(layout.lengths(self.pairs), (0.5, 0.9, 1.0), method="higher")
+        lengths = tuple(sorted({buckets_for([range(x)])[-1] for x in ends.tolist()}))
+        batching = Batching(tokens_per_batch=self.tokens_per_batch, bucket_lengths=lengths)
+        return BucketedBatches(
+            self.pairs, batching, layout, seed=self.seed, row_multiple=self.row_multiple
+        )
 
     @property
     def batches_per_epoch(self) -> int:
@@ -370,11 +361,7 @@ def train_drafter(
                 "the verifier is quantised, so the head would learn other states: load it without "
                 "weights='int8'"
             )
-        if run.makes(verifier.name):
-            raise UserError(
-                f"verifier={verifier.name} is an output of the run in output_dir={run.path}: "
-                "choose another output_dir"
-            )
+        check_sources(run, {"verifier": verifier.name})
         model: Any = verifier.model
         task = DraftTask(
             head=config,
@@ -386,36 +373,77 @@ def train_drafter(
             anchors=recipe.anchors,
             pad_id=verifier.tokenizer.pad_id,
         )
-        batches = _batches(recipe, trainer, run, verifier, examples)
-        training, validation = batches["training"], batches["sampled"]
+        texts, seed = recipe.texts, trainer.seed
+        prompts = {
+            name: ReadPrompts(verifier, texts, each, name, progress=trainer.progress)
+            for name, each in examples.items()
+        }
+        temperatures: tuple[float, ...] = (texts.temperature,)
+        if recipe.greedy_texts and texts.temperature > 0:
+            temperatures = (*temperatures, 0.0)
+        # Validation texts are other draws, because a prompt may be in both.
+        own: dict[str, Any] = {"prompts": prompts["validation"], "draw_seed": seed + 1}
+        mesh = verifier.partitioner
+        row_multiple = len(trainer.devices()) if mesh is None else mesh.row_multiple
+        make = functools.partial(
+            VerifierBatches,
+            run=run,
+            verifier=verifier,
+            texts=texts,
+            tokens_per_batch=recipe.tokens_per_batch,
+            row_multiple=row_multiple,
+            progress=trainer.progress,
+        )
+        training = make(
+            name="training",
+            prompts=prompts["training"],
+            temperatures=temperatures,
+            draw_seed=seed,
+            seed=seed,
+        )
+        validation = {
+            name: make(name=name, temperatures=(value,), seed=None, **own)
+            for name, value in TEXTS.items()
+        }
 
         @functools.cache
         def frozen() -> Frozen:
             if recipe.draft_vocab is None:
                 return Frozen(verifier.params)
-            tokens = most_frequent(training.pairs, recipe.draft_vocab, model.vocab_size)
-            return Frozen(verifier.params, *_drafting(model, verifier.params, tokens))
+            # The most frequent tokens of the texts, of equal ones the first, in increasing order.
+            targets = np.concatenate([training.pairs[i][1] for i in range(len(training.pairs))])
+            counts = np.bincount(targets, minlength=model.vocab_size)
+            order = np.argsort(-counts, kind="stable")[: recipe.draft_vocab]
+            tokens = np.sort(order).astype(np.int32)
+            if model.config.tie_embeddings:
+                kernel = verifier.params["token_embedder"]["embedding"][tokens].T
+            else:
+                kernel = verifier.params["decoder"]["logits_dense"]["kernel"][:, tokens]
+            scale = np.asarray(model.config.style.hidden_scale, kernel.dtype)
+            places = places_of(tokens, model.config.vocab_size)
+            drafted = jnp.asarray(tokens), jnp.asarray(places)
+            return Frozen(verifier.params, *drafted, {"kernel": kernel * scale})
 
         def grow() -> VerifierBatches:
-            for each in batches.values():
+            for each in (training, *validation.values()):
                 _ = each.pairs
             return training
 
         figures = TokensPerCall(
             task,
             frozen,
-            {name: (TEXTS[name], batches[name]) for name in TEXTS},
+            {name: (TEXTS[name], each) for name, each in validation.items()},
             verifier.mesh,
         )
         result = train(
             trainer,
             task,
-            TrainingData(training=training, validation=validation, grow=grow),
+            TrainingData(training=training, validation=validation["sampled"], grow=grow),
             output_dir=run,
             constants=frozen,
             evaluate=figures,
             notes={
-                "greedy": batches["greedy"].describe(),
+                "greedy": validation["greedy"].describe(),
                 "draft_vocab": recipe.draft_vocab,
                 MODEL_NAMES: {"verifier": shown_path(verifier.name)},
             },
@@ -446,60 +474,3 @@ def train_drafter(
         if trainer.progress:
             say(f"wrote the head to {place} and its figures to {run.path / RESULTS_NAME}")
         return results
-
-
-def _batches(
-    recipe: DrafterRecipe,
-    trainer: TrainerConfig,
-    run: RunDirectory,
-    verifier: TextModel,
-    examples: Mapping[str, Sequence[Example]],
-) -> dict[str, VerifierBatches]:
-    """The training texts, and the validation texts at each temperature of `TEXTS`."""
-    reading = functools.partial(ReadPrompts, verifier, recipe.texts, progress=trainer.progress)
-    prompts = {name: reading(each, name) for name, each in examples.items()}
-    place = verifier.partitioner
-    multiple = len(trainer.devices()) if place is None else place.row_multiple
-    seed, texts = trainer.seed, recipe.texts
-    # Validation texts are other draws, because a prompt may be in both.
-    own: tuple[float, ...] = (texts.temperature,)
-    if recipe.greedy_texts and texts.temperature > 0:
-        own = (*own, 0.0)
-    sets: dict[str, tuple[str, tuple[float, ...], int, int | None]] = {
-        "training": ("training", own, seed, seed),
-        **{name: ("validation", (value,), seed + 1, None) for name, value in TEXTS.items()},
-    }
-    return {
-        name: VerifierBatches(
-            run,
-            verifier,
-            texts,
-            prompts[data],
-            name,
-            temperatures=temperatures,
-            tokens_per_batch=recipe.tokens_per_batch,
-            draw_seed=draw_seed,
-            seed=order,
-            row_multiple=multiple,
-            progress=trainer.progress,
-        )
-        for name, (data, temperatures, draw_seed, order) in sets.items()
-    }
-
-
-def most_frequent(pairs: TokenPairs, count: int, vocab_size: int) -> np.ndarray:
-    """The most frequent tokens of the targets, of equal ones the first, in increasing order."""
-    targets = [pairs[i][1] for i in range(len(pairs))]
-    found = np.bincount(np.concatenate(targets), minlength=vocab_size)
-    return np.sort(np.argsort(-found, kind="stable")[:count]).astype(np.int32)
-
-
-def _drafting(model: Any, params: Any, tokens: np.ndarray) -> tuple[Any, Any, Any]:
-    """These tokens, the places of all among them, and the verifier's output projection."""
-    if model.config.tie_embeddings:
-        kernel = params["token_embedder"]["embedding"][tokens].T
-    else:
-        kernel = params["decoder"]["logits_dense"]["kernel"][:, tokens]
-    scale = np.asarray(model.config.style.hidden_scale, kernel.dtype)
-    places = places_of(tokens, model.config.vocab_size)
-    return jax.numpy.asarray(tokens), jax.numpy.asarray(places), {"kernel": kernel * scale}

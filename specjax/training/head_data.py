@@ -24,7 +24,6 @@ from specjax.acceptance_head import (
 )
 from specjax.checks import one_number
 from specjax.compilation import jit
-from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.runs.run_directory import RunDirectory, Store
 from specjax.sampling.draws import draw, num_uniforms
@@ -41,8 +40,8 @@ from specjax.text.teacher_forcing import (
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say
 from specjax.training.step import root_key
-from specjax.training.teacher import ReadPrompts, VerifierTexts, covering
-from specjax.types import Cache, LanguageModel, Params, Sampling
+from specjax.training.teacher import ReadPrompts, VerifierTexts, buckets_for
+from specjax.types import Cache, Params, Sampling
 
 DATA_NAME = "head_data"
 # Separate from the streams of decoding, which fold the row's id into the seed's key directly.
@@ -94,25 +93,11 @@ class DraftedTokens(NamedTuple):
     offsets: Int64[np.ndarray, " E"]
 
 
-_COLUMNS = tuple(name for name in DraftedTokens._fields if name != "offsets")
-
-
 class _Models(NamedTuple):
     """Static: the models; or arrays: their parameters, or their caches."""
 
     drafter: Any
     verifier: Any
-
-
-class _Chunk(NamedTuple):
-    """T positions, on the device or the host; see `DraftedTokens`. `learnt`: whether Z is Y."""
-
-    labels: Float32[Any, "B T"]
-    drawn: Float32[Any, "B T"]
-    top: Float32[Any, "B T"]
-    entropy: Float32[Any, "B T"]
-    hidden: Float32[Any, "B T D"]
-    learnt: Bool[Any, "B T"]
 
 
 def label(
@@ -138,14 +123,30 @@ def label(
 
     A row's draws depend only on the seed and its id, not on other rows.
     """
+    models = _Models(pair.drafter.model, pair.verifier.model)
+    params = _Models(pair.drafter.prepared, pair.verifier.prepared)
+    along_text = mixing is None
+    settings = jnp.float32(temperature), jnp.float32(0.0 if mixing is None else mixing)
     by_row: list[list[np.ndarray]] = [[] for _ in ids]
     for places, rows in batches(texts, batch_size, by_length=True):
         filled = np.zeros(batch_size, np.int32)
         filled[: len(places)] = np.asarray(ids)[places]
-        chunk = _read_batch(pair, rows, _row_keys(seed, filled), temperature, mixing)
+        keys = _row_keys(seed, filled)
+        # A power of two, so that chunks divide the padded texts.
+        entries = rows.outputs.shape[0] * models.drafter.vocab_size
+        width = 1 << (max(1, min(_LONGEST_CHUNK, _CHUNK_ENTRIES // entries)).bit_length() - 1)
+        states, mixed = _begin(models, along_text, params, rows)
+        chunks = []
+        for at in range(0, int(rows.ends.max()), width):
+            chunk, states, mixed = _read_chunk(
+                models, width, along_text, params, states, mixed, rows.outputs, np.int32(at), keys,
+                settings,
+            )  # fmt: skip
+            chunks.append(jax.device_get(chunk))
+        *columns, learnt = (np.concatenate(parts, axis=1) for parts in zip(*chunks, strict=True))
         for row, place in enumerate(places):
-            learnt = chunk.learnt[row] & rows.real[row, : chunk.learnt.shape[1]]
-            by_row[place] = [np.asarray(x[row])[learnt] for x in chunk[:-1]]
+            inside = learnt[row] & rows.real[row, : learnt.shape[1]]
+            by_row[place] = [x[row][inside] for x in columns]
     labels, drawn, top, entropies, hidden = (
         np.concatenate(parts).astype(np.float32) for parts in zip(*by_row, strict=True)
     )
@@ -157,28 +158,6 @@ def label(
             )
     offsets = np.cumsum([0, *(len(parts[0]) for parts in by_row)], dtype=np.int64)
     return DraftedTokens(labels, drawn, top, entropies, hidden, offsets)
-
-
-def _read_batch(
-    pair: Pair, rows: KnownRows, keys: Array, temperature: float, mixing: float | None
-) -> _Chunk:
-    """All positions of these rows, on the host."""
-    models = _Models(pair.drafter.model, pair.verifier.model)
-    params = _Models(pair.drafter.prepared, pair.verifier.prepared)
-    along_text = mixing is None
-    # A power of two, so that chunks divide the padded texts.
-    entries = rows.outputs.shape[0] * models.drafter.vocab_size
-    width = 1 << (max(1, min(_LONGEST_CHUNK, _CHUNK_ENTRIES // entries)).bit_length() - 1)
-    states, mixed = _begin(models, along_text, params, rows)
-    settings = jnp.float32(temperature), jnp.float32(0.0 if mixing is None else mixing)
-    chunks = []
-    for at in range(0, int(rows.ends.max()), width):
-        chunk, states, mixed = _read_chunk(
-            models, width, along_text, params, states, mixed, rows.outputs, np.int32(at), keys,
-            settings,
-        )  # fmt: skip
-        chunks.append(jax.device_get(chunk))
-    return _Chunk(*(np.concatenate(parts, axis=1) for parts in zip(*chunks, strict=True)))
 
 
 @functools.partial(jit, static_argnums=(0, 1))
@@ -207,44 +186,43 @@ def _read_chunk(
     at: Array,
     keys: Array,
     settings: tuple[Array, Array],
-) -> tuple[_Chunk, _Models, Cache]:
-    """Labels the positions `at .. at + width` of the texts."""
+) -> tuple[tuple[Array, ...], _Models, Cache]:
+    """Labels the positions `at .. at + width` of the texts.
+
+    Returns:
+      The columns of `DraftedTokens`, `[B, T]`, and whether Z is Y; the states; the cache of Z.
+    """
     temperature, mixing = settings
     drafter, own = read_on(models.drafter, params.drafter, states.drafter, at, width)
     verifier, other = read_on(models.verifier, params.verifier, states.verifier, at, width)
     q, p = (x.probs(Sampling(temperature)) for x in (drafter, verifier))
-    uniforms = _uniforms(keys, at, width, num_uniforms(models.drafter.vocab_size) + 1)
+    # Of each position, independent of the chunks.
+    of_place = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    place_keys = jax.vmap(of_place, in_axes=(0, None))(
+        keys, at + jnp.arange(width, dtype=jnp.int32)
+    )
+    count = num_uniforms(models.drafter.vocab_size) + 1
+    uniforms = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (count,))))(place_keys)
     drafted = jax.vmap(jax.vmap(draw))(q, uniforms[..., 1:])
     top, entropy, drawn = jax.vmap(jax.vmap(drawn_confidences))(drafter.confidences(), drafted)
     learnt = jnp.logical_or(along_text, uniforms[..., 0] >= mixing)
     positions = own.positions + at + 1  # of Y
     if along_text:
-        hidden = _read_each(models.drafter, params.drafter, own.cache, drafted, positions)
+
+        def read(place: Array) -> Array:
+            """Hidden states of a token of each row, after the cache's entries before it."""
+            token = jax.lax.dynamic_slice_in_dim(drafted, place, 1, axis=1)
+            model = models.drafter
+            return model.score(params.drafter, own.cache, token, positions + place)[1][:, 0]
+
+        each = jax.lax.map(read, jnp.arange(width, dtype=jnp.int32))
+        hidden = jnp.swapaxes(each, 0, 1)
     else:
         z = jnp.where(learnt, drafted, jax.lax.dynamic_slice_in_dim(texts, at, width, axis=1))
         _, hidden, mixed = models.drafter.extend(params.drafter, mixed, z, positions)
-    chunk = _Chunk(
-        labels=jnp.minimum(_of(p, drafted) / _of(q, drafted), 1.0),
-        drawn=drawn,
-        top=top,
-        entropy=entropy,
-        hidden=hidden.astype(jnp.float32),
-        learnt=learnt,
-    )
-    return chunk, _Models(own, other), mixed
-
-
-def _read_each(
-    model: LanguageModel, params: Params, cache: Cache, tokens: Array, positions: Array
-) -> Array:
-    """Hidden states of tokens, each after the cache's entries before it."""
-
-    def read(place: Array) -> Array:
-        token = jax.lax.dynamic_slice_in_dim(tokens, place, 1, axis=1)
-        return model.score(params, cache, token, positions + place)[1][:, 0]
-
-    hidden = jax.lax.map(read, jnp.arange(tokens.shape[1], dtype=jnp.int32))
-    return jnp.swapaxes(hidden, 0, 1)
+    labels = jnp.minimum(_of(p, drafted) / _of(q, drafted), 1.0)
+    columns = labels, drawn, top, entropy, hidden.astype(jnp.float32), learnt
+    return columns, _Models(own, other), mixed
 
 
 def _of(probs: Array, tokens: Array) -> Array:
@@ -256,104 +234,6 @@ def _of(probs: Array, tokens: Array) -> Array:
 def _row_keys(seed: Any, ids: Array) -> Array:
     stream = jax.random.fold_in(root_key(seed), _STREAM)
     return jax.vmap(lambda row: jax.random.fold_in(stream, row))(ids)
-
-
-def _uniforms(keys: Array, at: Array, width: int, count: int) -> Array:
-    """`count` per position, independent of the chunks."""
-    places = at + jnp.arange(width, dtype=jnp.int32)
-
-    def of_row(key: Array) -> Array:
-        return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (count,)))(places)
-
-    return jax.vmap(of_row)(keys)
-
-
-class HeadData:
-    """The drafted tokens of a data set, written shard by shard; resumable.
-
-    The name is "training" or "validation".
-    """
-
-    def __init__(
-        self,
-        run: RunDirectory,
-        pair: Pair,
-        labelling: Labelling,
-        examples: Sequence[Example],
-        name: str,
-        *,
-        seed: int,
-        progress: bool,
-    ):
-        self._run, self._pair, self._labelling = run, pair, labelling
-        self._name, self._seed, self._progress = name, seed, progress
-        self._shards: list[DraftedTokens] = []
-        self._read = ReadPrompts(pair.verifier, labelling, examples, name, progress=progress)
-
-    @property
-    def prompts(self) -> list[np.ndarray]:
-        return self._read.tokens
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "drafter": self._pair.drafter.fingerprint,
-            "verifier": self._pair.verifier.fingerprint,
-            "prompts": len(self.prompts),
-            "tokens": self._read.fingerprint,
-            **dataclasses.asdict(self._labelling),
-            "seed": self._seed,
-        }
-
-    def make(self) -> None:
-        """Writes the missing shards and opens all; the directory must be claimed."""
-        store, size = Store(self._run, DATA_NAME), self._labelling.shard_rows
-        self._shards = []
-        for start in range(0, len(self.prompts), size):
-            key = (self._name, start // size)
-            if key not in store:
-                if self._progress:
-                    count = f"{start:,} of {len(self.prompts):,}"
-                    say(f"labelling {self._name} data: {count} prompts")
-                store.put(key, None, self._label(start, start + size)._asdict())
-            self._shards.append(DraftedTokens(**store.read(key).arrays))
-
-    def _label(self, start: int, end: int) -> DraftedTokens:
-        """The verifier's texts for some prompts, and drafted tokens along them."""
-        settings, ids = self._labelling, self._read.ids[start:end]
-        decoder = Decoder(
-            self._pair.verifier,
-            sampling=Sampling(settings.temperature),
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            buckets=covering(self.prompts),
-        )
-        return label(
-            self._pair,
-            written(decoder, self.prompts[start:end], seed=self._seed, ids=ids),
-            ids,
-            temperature=settings.temperature,
-            mixing=settings.mixing,
-            seed=self._seed,
-            batch_size=settings.batch_size,
-        )
-
-    @property
-    def shards(self) -> list[DraftedTokens]:
-        """The data, after `make`."""
-        assert self._shards, "call make() first"
-        return self._shards
-
-    def column(self, name: str) -> np.ndarray:
-        """A field of `DraftedTokens` for all positions, in order; not the offsets."""
-        return np.concatenate([getattr(shard, name) for shard in self.shards])
-
-    def row(self, index: int) -> DraftedTokens:
-        """The positions of a prompt, without offsets."""
-        number, place = divmod(index, self._labelling.shard_rows)
-        shard = self.shards[number]
-        part = slice(*shard.offsets[place : place + 2])
-        fields = {name: getattr(shard, name)[part] for name in _COLUMNS}
-        return DraftedTokens(**fields, offsets=np.empty(0, np.int64))
 
 
 class HeadBatch(NamedTuple):
@@ -370,60 +250,111 @@ class HeadBatch(NamedTuple):
     real: Bool[Any, " n"]
 
 
-class HeadBatches:
-    """Batches of the positions of some prompts, in a new order each epoch; see `Batches`.
+@dataclasses.dataclass(kw_only=True)
+class HeadData:
+    """The drafted tokens of a data set, made shard by shard and resumable; see `Batches`.
 
-    The data are read when the first batch is made. `seed` None keeps their order; `row_multiple` is
-    the number of devices that share the positions.
+    Attributes:
+      name: "training" or "validation".
+      seed: of the texts and the drafted tokens.
+      rows_per_batch: prompts of a batch.
+      order: the seed of a new order of the prompts in each epoch; None keeps their order.
+      row_multiple: the number of devices that share the positions of a batch.
+      shards: the data, after `make`.
     """
 
-    def __init__(
-        self,
-        data: HeadData,
-        rows_per_batch: int,
-        *,
-        width: int,
-        seed: int | None,
-        row_multiple: int,
-    ):
-        self._data, self._rows, self._width = data, rows_per_batch, width
-        self._seed, self._multiple = seed, row_multiple
-        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
-
-    @property
-    def batches_per_epoch(self) -> int:
-        return -(-len(self._data.prompts) // self._rows)
-
-    def batch(self, step: int) -> HeadBatch:
-        epoch, index = divmod(step, self.batches_per_epoch)
-        if self._order[0] != epoch:
-            rng = None if self._seed is None else np.random.default_rng([self._seed, epoch])
-            rows = np.arange(len(self._data.prompts))
-            self._order = epoch, rows if rng is None else rng.permutation(rows)
-        members = self._order[1][index * self._rows : (index + 1) * self._rows]
-        parts = [self._data.row(int(member)) for member in members]
-        count = sum(len(part.labels) for part in parts)
-        size = _rounded(count, self._multiple)
-
-        def joined(name: str, *shape: int) -> np.ndarray:
-            out = np.zeros((size, *shape), np.float32)
-            out[:count] = np.concatenate([getattr(part, name) for part in parts])
-            return out
-
-        features = _features(joined("top"), joined("entropy"), joined("drawn"))
-        hidden = joined("hidden", self._width)
-        return HeadBatch(hidden, features, joined("labels"), np.arange(size) < count)
-
-    def epoch(self) -> Iterator[HeadBatch]:
-        return (self.batch(step) for step in range(self.batches_per_epoch))
+    run: RunDirectory
+    pair: Pair
+    labelling: Labelling
+    prompts: ReadPrompts
+    name: str
+    seed: int
+    rows_per_batch: int
+    order: int | None
+    row_multiple: int
+    progress: bool
+    shards: list[DraftedTokens] = dataclasses.field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
         return {
-            **self._data.describe(),
-            "rows_per_batch": self._rows,
-            "order": self._seed,
-            "row_multiple": self._multiple,
+            "drafter": self.pair.drafter.fingerprint,
+            "verifier": self.pair.verifier.fingerprint,
+            "prompts": len(self.prompts.tokens),
+            "tokens": self.prompts.fingerprint,
+            **dataclasses.asdict(self.labelling),
+            "seed": self.seed,
+            "rows_per_batch": self.rows_per_batch,
+            "order": self.order,
+            "row_multiple": self.row_multiple,
         }
+
+    def make(self) -> None:
+        """Writes the missing shards and opens all; the directory must be claimed."""
+        store, size, count = Store(self.run, DATA_NAME), self.labelling.shard_rows, len(self)
+        self.shards = []
+        for start in range(0, count, size):
+            key = (self.name, start // size)
+            if key not in store:
+                if self.progress:
+                    say(f"labelling {self.name} data: {start:,} of {count:,} prompts")
+                store.put(key, None, self._label(start, start + size)._asdict())
+            self.shards.append(DraftedTokens(**store.read(key).arrays))
+
+    def _label(self, start: int, end: int) -> DraftedTokens:
+        """The verifier's texts for some prompts, and drafted tokens along them."""
+        settings, ids, prompts = self.labelling, self.prompts.ids[start:end], self.prompts.tokens
+        decoder = Decoder(
+            self.pair.verifier,
+            sampling=Sampling(settings.temperature),
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            buckets=buckets_for(prompts),
+        )
+        return label(
+            self.pair,
+            written(decoder, prompts[start:end], seed=self.seed, ids=ids),
+            ids,
+            temperature=settings.temperature,
+            mixing=settings.mixing,
+            seed=self.seed,
+            batch_size=settings.batch_size,
+        )
+
+    def __len__(self) -> int:
+        """The number of prompts."""
+        return len(self.prompts.tokens)
+
+    def column(self, name: str) -> np.ndarray:
+        """A field of `DraftedTokens` for all positions, in order; not the offsets."""
+        return np.concatenate([getattr(shard, name) for shard in self.shards])
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self) // self.rows_per_batch)
+
+    def batch(self, step: int) -> HeadBatch:
+        epoch, index = divmod(step, self.batches_per_epoch)
+        order = np.arange(len(self))
+        if self.order is not None:
+            order = np.random.default_rng([self.order, epoch]).permutation(order)
+        parts = []
+        for row in order[index * self.rows_per_batch : (index + 1) * self.rows_per_batch]:
+            number, place = divmod(int(row), self.labelling.shard_rows)
+            parts.append(
+                (self.shards[number], slice(*self.shards[number].offsets[place : place + 2]))
+            )
+        count = sum(part.stop - part.start for _, part in parts)
+        size = _rounded(count, self.row_multiple)
+
+        def column(name: str) -> np.ndarray:
+            values = np.concatenate([getattr(shard, name)[part] for shard, part in parts])
+            return np.pad(values, ((0, size - count), *((0, 0),) * (values.ndim - 1)))
+
+        features = _features(column("top"), column("entropy"), column("drawn"))
+        return HeadBatch(column("hidden"), features, column("labels"), np.arange(size) < count)
+
+    def epoch(self) -> Iterator[HeadBatch]:
+        return (self.batch(step) for step in range(self.batches_per_epoch))
 
 
 def _rounded(count: int, multiple: int) -> int:

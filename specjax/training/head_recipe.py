@@ -1,7 +1,6 @@
 """Trains an acceptance head from a pair of models and prompts: for `specjax train head`."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,7 +20,6 @@ from specjax.text import Pair
 from specjax.text.directories import PAIRS, shown_path
 from specjax.training.head_data import (
     DATA_NAME,
-    HeadBatches,
     HeadData,
     HeadTask,
     Labelling,
@@ -29,9 +27,15 @@ from specjax.training.head_data import (
 )
 from specjax.training.progress import say
 from specjax.training.step import AdamW
-from specjax.training.trainer import TrainerConfig, TrainingData, run_directory, train
-
-RESULTS_NAME = "results.json"
+from specjax.training.teacher import ReadPrompts
+from specjax.training.trainer import (
+    RESULTS_NAME,
+    TrainerConfig,
+    TrainingData,
+    check_sources,
+    run_directory,
+    train,
+)
 
 PathLike = str | os.PathLike[str]
 
@@ -158,33 +162,37 @@ def train_head(
     if not isinstance(install, bool) and install != "anyway":
         raise UserError(f"install must be True, False or 'anyway', got {install!r}")
     examples = {"training": list(training_data), "validation": list(validation_data)}
-    along_text = dataclasses.replace(recipe.labelling, mixing=None)
-    labelling = {"training": recipe.labelling, "validation": along_text}
-    # Different draws: a prompt may be in both.
-    seeds = {"training": recipe.seed, "validation": recipe.seed + 1}
+    # Validation data are other draws, because a prompt may be in both.
+    ways: dict[str, dict[str, Any]] = {
+        "training": {"labelling": recipe.labelling, "seed": recipe.seed, "order": recipe.seed},
+        "validation": {
+            "labelling": dataclasses.replace(recipe.labelling, mixing=None),
+            "seed": recipe.seed + 1,
+            "order": None,
+        },
+    }
+    progress = recipe.progress
     with run_directory(output_dir, (HEAD_NAME, RESULTS_NAME, DATA_NAME)) as run:
         pair = make_pair()
         _check_pair(run, pair, bool(install))
         data = {
             name: HeadData(
-                run, pair, labelling[name], x, name, seed=seeds[name], progress=recipe.progress
+                run=run,
+                pair=pair,
+                prompts=ReadPrompts(
+                    pair.verifier, recipe.labelling, examples[name], name, progress=progress
+                ),
+                name=name,
+                rows_per_batch=recipe.rows_per_batch,
+                row_multiple=len(recipe.trainer(1).devices()),
+                progress=progress,
+                **way,
             )
-            for name, x in examples.items()
+            for name, way in ways.items()
         }
-        trainer = recipe.trainer(len(data["training"].prompts))
-        task = recipe.task(pair.drafter.width)
-        batches = {
-            name: HeadBatches(
-                labelled,
-                recipe.rows_per_batch,
-                width=task.head.width,
-                seed=recipe.seed if name == "training" else None,
-                row_multiple=len(trainer.devices()),
-            )
-            for name, labelled in data.items()
-        }
+        trainer, task = recipe.trainer(len(data["training"])), recipe.task(pair.drafter.width)
 
-        def grow() -> HeadBatches:
+        def grow() -> HeadData:
             for labelled in data.values():
                 labelled.make()
                 if not labelled.column("labels").size:
@@ -192,12 +200,12 @@ def train_head(
                         "all drafted tokens were replaced by the verifier's: give more prompts, or "
                         "a smaller mixing"
                     )
-            return batches["training"]
+            return data["training"]
 
         result = train(
             trainer,
             task,
-            TrainingData(training=batches["training"], validation=batches["validation"], grow=grow),
+            TrainingData(training=data["training"], validation=data["validation"], grow=grow),
             output_dir=run,
             notes={
                 "checkpoints": recipe.checkpoints,
@@ -243,7 +251,7 @@ def train_head(
                     f"below that of a constant, {best['loss']:.4g}: give more prompts or epochs, "
                     "or another learning rate; INSTALL='anyway' installs it regardless"
                 )
-        run.write(RESULTS_NAME, (json.dumps(results, indent=1) + "\n").encode())
+        run.write_json(RESULTS_NAME, results)
     return results
 
 
@@ -254,11 +262,7 @@ def _check_pair(run: RunDirectory, pair: Pair, install: bool) -> None:
             raise UserError(
                 f"the {name} is on a mesh: load the pair without a mesh to train a head"
             )
-        if run.makes(model.name):
-            raise UserError(
-                f"{name}={model.name} is an output of the run in output_dir={run.path}: "
-                "choose another output_dir"
-            )
+    check_sources(run, {name: model.name for name, model in pair.named.items()})
     if has_stored(pair.drafter.params):
         raise UserError(
             "the drafter is quantised, so its head would not match the weights in its directory: "

@@ -19,6 +19,8 @@ from jaxtyping import Array, Bool, Float32, Int32
 from specjax.checks import checked
 from specjax.errors import UserError
 
+Logits = Float32[Array, "*B V"]
+Losses = Float32[Array, "*B"]
 # The names of `token_totals`.
 FIGURES = ("loss", "accuracy")
 
@@ -30,9 +32,7 @@ class Total(NamedTuple):
     items: Int32[Array, ""]
 
 
-def forward_kl(
-    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
-) -> Float32[Array, "*B"]:
+def forward_kl(logits: Logits, teacher_logits: Logits) -> Losses:
     """KL(p || q) = Σ p log(p / q), in nats: q must be large wherever p is.
 
     Source: Kim and Rush 2016, word-level knowledge distillation.
@@ -41,9 +41,7 @@ def forward_kl(
     return _kl(p, q)
 
 
-def reverse_kl(
-    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
-) -> Float32[Array, "*B"]:
+def reverse_kl(logits: Logits, teacher_logits: Logits) -> Losses:
     """KL(q || p) = Σ q log(q / p), in nats: q must be small wherever p is.
 
     Source: Zhou et al. 2024; Gu et al. 2024 (MiniLLM).
@@ -52,9 +50,7 @@ def reverse_kl(
     return _kl(q, p)
 
 
-def jensen_shannon(
-    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"], beta: float = 0.5
-) -> Float32[Array, "*B"]:
+def jensen_shannon(logits: Logits, teacher_logits: Logits, beta: float = 0.5) -> Losses:
     """β KL(p || m) + (1 - β) KL(q || m) with m = β p + (1 - β) q, in nats.
 
     Divided by β it tends to KL(p || q) as β goes to 0; divided by 1 - β, to KL(q || p) as β goes
@@ -67,9 +63,7 @@ def jensen_shannon(
     return beta * _kl(p, mixture) + (1.0 - beta) * _kl(q, mixture)
 
 
-def total_variation(
-    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
-) -> Float32[Array, "*B"]:
+def total_variation(logits: Logits, teacher_logits: Logits) -> Losses:
     """Σ |p - q| / 2, in [0, 1]: the probability that a drafted token is rejected.
 
     Source: Leviathan et al. 2023, theorem 3.5 (the acceptance is 1 minus it); Zhou et al. 2024.
@@ -78,9 +72,7 @@ def total_variation(
     return 0.5 * jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(q)), axis=-1)
 
 
-def negative_log_acceptance(
-    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"]
-) -> Float32[Array, "*B"]:
+def negative_log_acceptance(logits: Logits, teacher_logits: Logits) -> Losses:
     """-log Σ min(p, q), in nats: minus the logarithm of the chance that a token is accepted.
 
     Its gradient is that of `total_variation` divided by the acceptance, so that it does not vanish
@@ -92,9 +84,7 @@ def negative_log_acceptance(
     return -jax.nn.logsumexp(jnp.minimum(p, q), axis=-1)
 
 
-def lk_hybrid(
-    logits: Float32[Array, "*B V"], teacher_logits: Float32[Array, "*B V"], eta: float = 3.0
-) -> Float32[Array, "*B"]:
+def lk_hybrid(logits: Logits, teacher_logits: Logits, eta: float = 3.0) -> Losses:
     """λ KL(p || q) + (1 - λ) Σ |p - q| / 2 with λ = exp(-η a), a the token's acceptance.
 
     It is KL where almost every token is rejected, and tends to the total variation as the student

@@ -33,12 +33,15 @@ from specjax.training.teacher import (
     TEXTS,
     Teacher,
     Teaching,
-    covering,
+    buckets_for,
 )
 from specjax.training.trainer import (
+    EXPORT_DTYPES,
+    RESULTS_NAME,
     TrainerConfig,
     TrainingData,
-    TrainResult,
+    check_choices,
+    check_sources,
     run_directory,
     train,
 )
@@ -47,7 +50,6 @@ from specjax.types import Params, Sampling
 from specjax.writing import new_directory, temporary_directory, write_checksums
 
 MODEL_NAME = "model"
-RESULTS_NAME = "results.json"
 TOKENIZER_NAME = "tokenizer"
 
 PathLike = str | os.PathLike[str]
@@ -119,10 +121,10 @@ class OutputScorer:
         inputs = [pairs[i][0] for i in range(count)]
         longest = evaluation.max_input_tokens
         self._inputs = {i: x for i, x in enumerate(inputs) if 1 <= len(x) <= longest}
-        self.num_skipped = count - len(self._inputs)
-        if self.num_skipped and progress and evaluation.metrics:
+        skipped = count - len(self._inputs)
+        if skipped and progress and evaluation.metrics:
             say(
-                f"skipped {self.num_skipped} of {count} {name} inputs, which are empty or longer "
+                f"skipped {skipped} of {count} {name} inputs, which are empty or longer "
                 f"than {longest} tokens; their outputs count as empty"
             )
 
@@ -141,7 +143,7 @@ class OutputScorer:
                 sampling=Sampling(0.0),
                 max_new_tokens=longest,
                 batch_size=self._evaluation.batch_size,
-                buckets=covering(self._inputs.values()),
+                buckets=buckets_for(self._inputs.values()),
             )
             prompts: Any = list(self._inputs.values())
             result = decoder(prompts, progress=None if self._progress else False)
@@ -196,16 +198,9 @@ class Recipe:
             )
         if not isinstance(self.model, ModelConfig | None):
             raise UserError(f"`model` must be a configuration of a network, got {self.model!r}")
-        for name, choices in (
-            ("export_dtype", ("float32", "bfloat16", "float16")),
-            ("vocabulary_type", (*VOCABULARY_TYPES, None)),
-        ):
-            if getattr(self, name) not in choices:
-                known = ", ".join(filter(None, choices))
-                raise UserError(f"`{name}` must be one of {known}, got {getattr(self, name)!r}")
-        self._check_teacher()
-
-    def _check_teacher(self) -> None:
+        check_choices(
+            self, {"export_dtype": EXPORT_DTYPES, "vocabulary_type": (*VOCABULARY_TYPES, None)}
+        )
         weight, share = self.objective.distillation_weight, self.teacher.on_policy_share
         uses = {
             "distillation_weight": weight,
@@ -231,23 +226,6 @@ class Recipe:
         """The directories of models that it starts from, by name."""
         named = {"init_from": self.init_from, "teacher": self.teacher.path}
         return {name: path for name, path in named.items() if path is not None}
-
-    def check_trainer(self, trainer: TrainerConfig) -> None:
-        """Checks that the recipe measures the figures that the trainer's settings need."""
-        choose_by = trainer.choose_by
-        figures = [*FIGURES, *(PREFIX + text for text in TEXTS)]
-        if self.evaluation.at_checkpoints:
-            figures += self.evaluation.metrics
-        if choose_by not in figures:
-            raise UserError(
-                f"choose_by={choose_by!r} is not measured at checkpoints: choose one of "
-                f"{', '.join(figures)} (metrics: with Evaluation.at_checkpoints=True)"
-            )
-        if choose_by.startswith(PREFIX) and self.teacher.path is None:
-            raise UserError(
-                f"choose_by={choose_by!r} is measured with the teacher as the verifier, but "
-                "teacher=None: give a teacher, or choose by another figure"
-            )
 
 
 def train_model(
@@ -283,42 +261,100 @@ def train_model(
       OSError: `output_dir` cannot be written, another process trains in it, or a file is missing.
       UserError: unusable data, a model that does not fit, or the `output_dir` of another run.
     """
-    recipe.check_trainer(trainer)
-    sources = {"training": training_data, "validation": validation_data, "test": test_data}
+    choose_by, evaluation = trainer.choose_by, recipe.evaluation
+    figures = [*FIGURES, *(PREFIX + text for text in TEXTS)]
+    if evaluation.at_checkpoints:
+        figures += evaluation.metrics
+    if choose_by not in figures:
+        raise UserError(
+            f"choose_by={choose_by!r} is not measured at checkpoints: choose one of "
+            f"{', '.join(figures)} (metrics: with Evaluation.at_checkpoints=True)"
+        )
+    if choose_by.startswith(PREFIX) and recipe.teacher.path is None:
+        raise UserError(
+            f"choose_by={choose_by!r} is measured with the teacher as the verifier, but "
+            "teacher=None: give a teacher, or choose by another figure"
+        )
+    data = {"training": training_data, "validation": validation_data, "test": test_data}
     names = (MODEL_NAME, RESULTS_NAME, TOKENIZER_NAME, SAMPLES_NAME)
-    with (
-        run_directory(output_dir, names) as run,
-        temporary_directory() as scratch,
-    ):
-        parts = _Parts(recipe, trainer, run, sources, scratch / TOKENIZER_NAME)
-        pairs, teaching, scorers = parts.pairs, parts.teaching, parts.scorers()
+    with run_directory(output_dir, names) as run, temporary_directory() as scratch:
+        check_sources(run, {**recipe.sources, "vocabulary": recipe.vocabulary})
+        if recipe.sources:
+            log_models(recipe.sources)
+        # Loading may take minutes, so the data are checked first.
+        examples = {name: list(each) for name, each in data.items() if each is not None}
+        for name, each in examples.items():
+            check_pairs(each, f"{name} data")
+        models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
+        start, teacher = models.get("init_from"), models.get("teacher")
+        config: Any = recipe.model or (start and start.config)
+        _check_room(config, trainer)
+        files, words = _tokenizer(recipe, config, run, examples["training"], scratch)
+
+        def encode_target(text: str) -> list[int]:
+            """As a Decoder would write it; inputs are as it reads prompts."""
+            return [*words.encode(text, add_special_tokens=False), words.eos_ids[0]]
+
+        pairs = {
+            name: tokenize_pairs(x, words.encode, encode_target) for name, x in examples.items()
+        }
+        distils = recipe.objective.distillation_weight > 0.0
+        task = TextTask(
+            model=config,
+            objective=recipe.objective,
+            pad_id=words.pad_id,
+            eos_id=words.eos_ids[0],
+            teacher=teacher.config if teacher is not None and distils else None,
+        )
+        longest = recipe.batching.bucket_lengths[-1]
+        teaching = Teaching(recipe.teacher, teacher, run, task, words, pairs, longest, trainer)
+
+        def batches(name: str, pairs: TokenPairs) -> BucketedBatches:
+            """Batches of a data set; reports the number of pairs that are too long."""
+            seed, multiple = trainer.seed if name == "training" else None, len(trainer.devices())
+            found = task.batches(pairs, recipe.batching, seed=seed, row_multiple=multiple)
+            if trainer.progress and found.num_left_out:
+                say(
+                    f"skipped {found.num_left_out} of {len(pairs)} {name} pairs, which are longer "
+                    f"than the last bucket ({longest} tokens)"
+                )
+            return found
+
+        longest_input = max(evaluation.max_input_tokens, longest)
+        scoring = dataclasses.replace(evaluation, max_input_tokens=longest_input)
+        options: dict[str, Any] = {"progress": trainer.progress}
+        scorers = {
+            name: OutputScorer(scoring, config, words, each, pairs[name], name=name, **options)
+            for name, each in examples.items()
+            if name != "training"
+        }
         measures: list[Callable[[Params], dict[str, float]]] = [*teaching.figures]
-        if recipe.evaluation.at_checkpoints:
+        if evaluation.at_checkpoints:
             measures.append(scorers["validation"])
 
         def grow() -> BucketedBatches:
-            return parts.batches("training", teaching.grown())
+            return batches("training", teaching.training_pairs())
 
         def begin(run: RunDirectory) -> None:
-            if parts.files != run.path / TOKENIZER_NAME:
+            if files != run.path / TOKENIZER_NAME:
                 with new_directory(run.own(TOKENIZER_NAME), replace=True) as place:
-                    shutil.copytree(parts.files, place, dirs_exist_ok=True)
+                    shutil.copytree(files, place, dirs_exist_ok=True)
                     write_checksums(place, owner=run.owner)
             if on_start is not None:
                 on_start(run)
 
         result = train(
             trainer,
-            parts.task,
+            task,
             TrainingData(
-                training=parts.batches("training", pairs["training"]),
-                validation=parts.batches("validation", pairs["validation"]),
+                training=batches("training", pairs["training"]),
+                validation=batches("validation", pairs["validation"]),
                 grow=grow if recipe.teacher.samples else None,
                 phases=teaching.phases,
             ),
             output_dir=run,
             constants=teaching.constants,
-            init_params=parts.starting and parts.starting.params,
+            init_params=start and start.params,
             evaluate=lambda params: {k: v for m in measures for k, v in m(params).items()},
             notes={
                 "vocabulary_type": recipe.vocabulary_type,
@@ -327,172 +363,81 @@ def train_model(
             },
             on_start=begin,
         )
-        _export(run, parts, result, recipe.export_dtype)
-        return _results(run, result, scorers, trainer)
-
-
-class _Parts:
-    """The parts of a run: models, texts, tokenizer, task, batches; nothing is written yet."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        trainer: TrainerConfig,
-        run: RunDirectory,
-        sources: dict[str, Iterable[Example] | None],
-        scratch: Path,
-    ):
-        self._recipe, self._trainer = recipe, trainer
-        for name, path in {**recipe.sources, "vocabulary": recipe.vocabulary}.items():
-            if path is not None and run.makes(path):
-                raise UserError(
-                    f"{name}={path} is an output of the run in output_dir={run.path}: choose "
-                    "another output_dir, or copy it to another place"
-                )
-        if recipe.sources:
-            log_models(recipe.sources)
-        # Loading may take minutes, so the data are checked first.
-        self._data = {name: list(data) for name, data in sources.items() if data is not None}
-        for name, examples in self._data.items():
-            check_pairs(examples, f"{name} data")
-        models = {name: load_model(path, dtype="float32") for name, path in recipe.sources.items()}
-        self.starting, teacher = models.get("init_from"), models.get("teacher")
-        config: Any = recipe.model or (self.starting and self.starting.config)
-        self.config = config
-        self._check_room()
-        self.files, self.tokenizer = self._tokenizer(run, scratch)
-        self.pairs = {name: self._tokenized(examples) for name, examples in self._data.items()}
-        distils = recipe.objective.distillation_weight > 0.0
-        self.task = TextTask(
-            model=self.config,
-            objective=recipe.objective,
-            pad_id=self.tokenizer.pad_id,
-            eos_id=self.tokenizer.eos_ids[0],
-            teacher=teacher.config if teacher is not None and distils else None,
+        bos = words.bos_id if config.encoder_style is None else None
+        save_model(
+            run.own(MODEL_NAME),
+            # The dtype of training does not matter to users of the weights.
+            config.replace(dtype="float32"),
+            result.params,
+            format="hf",
+            dtype=recipe.export_dtype,
+            special_ids=SpecialIds(words.eos_ids, words.pad_id, bos),
+            tokenizer_from=run.path / TOKENIZER_NAME,
+            replace=True,
         )
-        longest = recipe.batching.bucket_lengths[-1]
-        self.teaching = Teaching(
-            recipe.teacher, teacher, run, self.task, self.tokenizer, self.pairs, longest, trainer
-        )
-
-    def _check_room(self) -> None:
-        """Raises an error for a network that is too large, before anything is allocated."""
-        config: Any = self.config
-        count = model_from_config(config).num_params()
-        widths = {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "mlp_dim")}
-        # Parameters, gradients, two moments and the average, all float32.
-        check_fits(
-            f"{count:,} parameters ({len(config.style.layers)} layers, embed_dim="
-            f"{config.embed_dim}, vocab_size={config.vocab_size}) with gradients and optimizer "
-            "state",
-            4 * count * (5 if self._trainer.ema_decay else 4),
-            f"{smaller(widths)}, or fewer layers, of `model`",
-            self._trainer.devices(),
-        )
-
-    def _tokenizer(self, run: RunDirectory, scratch: Path) -> tuple[Path, Tokenizer]:
-        """The tokenizer's files and the tokenizer, which must be the models' tokenizer."""
-        recipe, config = self._recipe, self.config
-        kept = run.path / TOKENIZER_NAME
-        source = recipe.vocabulary or recipe.init_from or recipe.teacher.path
-        files = kept if run.kept and kept.exists() else scratch
-        if files is scratch:
-            write_vocabulary(
-                scratch,
-                source,
-                (text for e in self._data["training"] for text in (e.inputs, e.targets)),
-                vocab_size=config.vocab_size,
-                model_type=recipe.vocabulary_type,
-                family=family_of(config).name,
-            )
-        tokenizer = load_tokenizer(files)
-        if source and load_tokenizer(source).fingerprint != tokenizer.fingerprint:
-            raise UserError(
-                f"vocabulary={source} differs from the vocabulary of the run in {run.path}; choose "
-                "another output_dir"
-            )
-        for name, path in recipe.sources.items():
-            if load_tokenizer(path).fingerprint != tokenizer.fingerprint:
-                raise UserError(
-                    f"{name}={path} has another vocabulary than this run; give that directory as "
-                    "vocabulary"
-                )
-        if tokenizer.vocab_size > config.vocab_size:
-            raise UserError(
-                f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
-                f"{config.vocab_size}; raise vocab_size to at least that"
-            )
-        return files, tokenizer
-
-    def _tokenized(self, examples: Sequence[Example]) -> TokenPairs:
-        """Inputs as the Decoder reads prompts; targets as it would write them."""
-        words = self.tokenizer
-
-        def encode_target(text: str) -> list[int]:
-            return [*words.encode(text, add_special_tokens=False), words.eos_ids[0]]
-
-        return tokenize_pairs(examples, words.encode, encode_target)
-
-    def scorers(self) -> dict[str, OutputScorer]:
-        """For all data sets except the training data."""
-        evaluation = self._recipe.evaluation
-        longest = max(evaluation.max_input_tokens, self._recipe.batching.bucket_lengths[-1])
-        evaluation = dataclasses.replace(evaluation, max_input_tokens=longest)
-        parts = (evaluation, self.config, self.tokenizer)
-        return {
-            name: OutputScorer(
-                *parts, examples, self.pairs[name], name=name, progress=self._trainer.progress
-            )
-            for name, examples in self._data.items()
-            if name != "training"
+        # Scores the model as written, with rounding.
+        exported = load_model(run.path / MODEL_NAME, dtype="float32")
+        results = {
+            "step": result.step,
+            "validation_loss": result.validation_loss,
+            "num_params": exported.model.num_params(),
         }
-
-    def batches(self, name: str, pairs: TokenPairs) -> BucketedBatches:
-        """Batches of a data set; reports the number of pairs that are too long."""
-        batching, trainer = self._recipe.batching, self._trainer
-        seed = trainer.seed if name == "training" else None
-        batches = self.task.batches(pairs, batching, seed=seed, row_multiple=len(trainer.devices()))
-        if trainer.progress and batches.num_left_out:
-            say(
-                f"skipped {batches.num_left_out} of {len(pairs)} {name} pairs, which are longer "
-                f"than the last bucket ({batching.bucket_lengths[-1]} tokens)"
-            )
-        return batches
+        if choose_by.startswith(PREFIX):
+            name = f"validation_{choose_by}"
+            results[name] = result.figures[name]
+        for scorer in scorers.values():
+            results |= scorer(exported.params)
+        written = run.write_json(RESULTS_NAME, results)
+        if trainer.progress:
+            say(f"wrote the model to {run.path / MODEL_NAME} and its figures to {written}")
+        return results
 
 
-def _export(run: RunDirectory, parts: _Parts, result: TrainResult, dtype: str) -> None:
-    """Writes the Hugging Face directory; sets another one aside."""
-    words = parts.tokenizer
-    bos = words.bos_id if parts.config.encoder_style is None else None
-    save_model(
-        run.own(MODEL_NAME),
-        # The dtype of training does not matter to users of the weights.
-        parts.config.replace(dtype="float32"),
-        result.params,
-        format="hf",
-        dtype=dtype,
-        special_ids=SpecialIds(words.eos_ids, words.pad_id, bos),
-        tokenizer_from=run.path / TOKENIZER_NAME,
-        replace=True,
+def _check_room(config: Any, trainer: TrainerConfig) -> None:
+    """Raises an error for a network that is too large, before anything is allocated."""
+    count = model_from_config(config).num_params()
+    widths = {name: getattr(config, name) for name in ("vocab_size", "embed_dim", "mlp_dim")}
+    # Parameters, gradients, two moments and the average, all float32.
+    check_fits(
+        f"{count:,} parameters ({len(config.style.layers)} layers, embed_dim={config.embed_dim}, "
+        f"vocab_size={config.vocab_size}) with gradients and optimizer state",
+        4 * count * (5 if trainer.ema_decay else 4),
+        f"{smaller(widths)}, or fewer layers, of `model`",
+        trainer.devices(),
     )
 
 
-def _results(
-    run: RunDirectory, result: TrainResult, scorers: dict[str, OutputScorer], trainer: TrainerConfig
-) -> dict[str, Any]:
-    """Scores the model as written, with rounding, and writes `results.json`."""
-    exported = load_model(run.path / MODEL_NAME, dtype="float32")
-    results = {
-        "step": result.step,
-        "validation_loss": result.validation_loss,
-        "num_params": exported.model.num_params(),
-    }
-    if trainer.choose_by.startswith(PREFIX):
-        name = f"validation_{trainer.choose_by}"
-        results[name] = result.figures[name]
-    for scorer in scorers.values():
-        results |= scorer(exported.params)
-    written = run.write_json(RESULTS_NAME, results)
-    if trainer.progress:
-        say(f"wrote the model to {run.path / MODEL_NAME} and its figures to {written}")
-    return results
+def _tokenizer(
+    recipe: Recipe, config: Any, run: RunDirectory, examples: Sequence[Example], scratch: Path
+) -> tuple[Path, Tokenizer]:
+    """The tokenizer's files and the tokenizer, which must be the models' tokenizer."""
+    files = run.path / TOKENIZER_NAME
+    source = recipe.vocabulary or recipe.init_from or recipe.teacher.path
+    if not (run.kept and files.exists()):
+        files = scratch / TOKENIZER_NAME
+        write_vocabulary(
+            files,
+            source,
+            (text for example in examples for text in (example.inputs, example.targets)),
+            vocab_size=config.vocab_size,
+            model_type=recipe.vocabulary_type,
+            family=family_of(config).name,
+        )
+    tokenizer = load_tokenizer(files)
+    if source and load_tokenizer(source).fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"vocabulary={source} differs from the vocabulary of the run in {run.path}; choose "
+            "another output_dir"
+        )
+    for name, path in recipe.sources.items():
+        if load_tokenizer(path).fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"{name}={path} has another vocabulary than this run; give that directory as "
+                "vocabulary"
+            )
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"the vocabulary has {tokenizer.vocab_size} pieces, but the network's vocab_size="
+            f"{config.vocab_size}; raise vocab_size to at least that"
+        )
+    return files, tokenizer

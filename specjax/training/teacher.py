@@ -7,6 +7,7 @@ Axes: B rows, T target tokens, V vocabulary.
 Source: Kim and Rush 2016; Agarwal et al. 2024 (GKD); Zhou et al. 2024 (DistillSpec).
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -14,7 +15,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
@@ -152,15 +152,14 @@ class ReadPrompts:
         # The last bucket is long and costs nothing here; prompts beyond it are too long.
         decoder = Decoder(verifier, buckets=(settings.max_input_tokens,), max_new_tokens=1)
         skipped = []
+        options: dict[str, Any] = {"chat": settings.chat, "truncate": None}
         for example in examples:
-            where, text = f"{name} example {example.id}", example.inputs
+            where = f"{name} example {example.id}"
             try:
-                read = tokens_of(decoder, text, where, chat=settings.chat, truncate=None)
+                self.tokens.append(tokens_of(decoder, example.inputs, where, **options))
+                self.ids.append(example.id)
             except ValueError as error:
                 skipped.append(str(error))
-            else:
-                self.tokens.append(read)
-                self.ids.append(example.id)
         if not self.tokens:
             raise UserError(f"{name} data: no prompt can be decoded; the first error: {skipped[0]}")
         if skipped and progress:
@@ -176,7 +175,7 @@ class ReadPrompts:
         return sha.hexdigest()[:16]
 
 
-def covering(inputs: Iterable[Any]) -> tuple[int, ...]:
+def buckets_for(inputs: Iterable[Any]) -> tuple[int, ...]:
     """Powers of two from 16 up to the longest input: few shapes, each at most twice too long."""
     longest = max(map(len, inputs), default=0)
     lengths = [16]
@@ -210,7 +209,7 @@ def draw_pairs(
             sampling=Sampling(temperature),
             max_new_tokens=longest or max(limits),
             batch_size=batch_size,
-            buckets=covering(inputs if longest is None else [range(longest)]),
+            buckets=buckets_for(inputs if longest is None else [range(longest)]),
         )
         prompts: Any = list(inputs)
         drawn = decoder(
@@ -275,6 +274,7 @@ def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) ->
     return pairs
 
 
+@dataclasses.dataclass
 class StudentSamples:
     """The `Phases` in which the student draws the targets of a share of the rows.
 
@@ -288,75 +288,58 @@ class StudentSamples:
     Zhou et al. 2024 (DistillSpec).
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        share: float,
-        every: int,
-        task: TextTask,
-        tokenizer: Tokenizer,
-        *,
-        longest: int,
-        seed: int,
-        batch_size: int = 64,
-        progress: bool = True,
-    ):
-        self._run, self._share, self.every, self._task = run, share, every, task
-        self._tokenizer, self._longest, self._seed = tokenizer, longest, seed
-        self._batch_size, self._progress = batch_size, progress
+    run: RunDirectory
+    share: float
+    every: int
+    task: TextTask
+    tokenizer: Tokenizer
+    longest: int
+    seed: int
+    batch_size: int = 64
+    progress: bool = True
 
     def begin(
         self, batches: BucketedBatches, step: int, params: Params | None
     ) -> Callable[[int], Any]:
         if step == 0:
             return batches.batch
-        chosen = {s: self._chosen(batches, s) for s in range(step, step + self.every)}
-        draw = functools.partial(self._draw, batches, chosen, step, params)
-        drawn = stored_pairs(self._run, ("student", step), draw)
-        places = [(s, row) for s, rows in chosen.items() for row in rows]
-        targets: dict[int, dict[int, np.ndarray]] = {s: {} for s in chosen}
-        for i, (s, row) in enumerate(places):
-            targets[s][row] = drawn[i][1]
-        return lambda s: batches.batch(s, targets[s])
+        rows: list[tuple[int, int]] = []  # whose targets the student draws: step and row
+        inputs: list[np.ndarray] = []
+        limits: list[int] = []
+        for number in range(step, step + self.every):
+            known, length = batches.inputs(number)
+            draws = np.random.default_rng([self.seed, number, _CHOICE]).random(len(known))
+            for row, x in enumerate(known):
+                if draws[row] < self.share and len(x):  # an empty input cannot be decoded
+                    rows.append((number, row))
+                    inputs.append(x)
+                    limits.append(self.task.target_room(len(x), length))
 
-    def _chosen(self, batches: BucketedBatches, step: int) -> list[int]:
-        """The rows of a batch whose targets the student draws."""
-        inputs, _ = batches.inputs(step)
-        draws = np.random.default_rng([self._seed, step, _CHOICE]).random(len(inputs))
-        # An empty input cannot be decoded.
-        return [i for i, x in enumerate(inputs) if draws[i] < self._share and len(x)]
-
-    def _draw(
-        self,
-        batches: BucketedBatches,
-        chosen: Mapping[int, list[int]],
-        start: int,
-        params: Params | None,
-    ) -> TokenPairs:
-        if params is None:
-            raise UserError(
-                f"the student's samples of step {start} are missing in {self._run.path}/"
-                f"{SAMPLES_NAME}, and the parameters that drew them are no longer known: put a "
-                "copy of the samples there, or choose another output_dir"
+        def draw() -> TokenPairs:
+            if params is None:
+                raise UserError(
+                    f"the student's samples of step {step} are missing in {self.run.path}/"
+                    f"{SAMPLES_NAME}, and the parameters that drew them are no longer known: put a "
+                    "copy of the samples there, or choose another output_dir"
+                )
+            if self.progress:
+                say(f"step {step:,}: the student draws {len(inputs):,} targets")
+            return draw_pairs(
+                TextModel(model_from_config(self.task.model), params, self.tokenizer),
+                inputs,
+                limits,
+                range(len(inputs)),
+                seed=int(np.random.default_rng([self.seed, step, _DRAWS]).integers(2**32)),
+                longest=self.longest,
+                batch_size=self.batch_size,
+                progress=self.progress,
             )
-        inputs, limits = [], []
-        for step, rows in chosen.items():
-            step_inputs, length = batches.inputs(step)
-            inputs += [step_inputs[row] for row in rows]
-            limits += [self._task.target_room(len(step_inputs[row]), length) for row in rows]
-        if self._progress:
-            say(f"step {start:,}: the student draws {len(inputs):,} targets")
-        seed = np.random.default_rng([self._seed, start, _DRAWS]).integers(2**32)
-        return draw_pairs(
-            TextModel(model_from_config(self._task.model), params, self._tokenizer),
-            inputs,
-            limits,
-            range(len(inputs)),
-            seed=int(seed),
-            longest=self._longest,
-            batch_size=self._batch_size,
-            progress=self._progress,
-        )
+
+        drawn = stored_pairs(self.run, ("student", step), draw)
+        targets: dict[int, dict[int, np.ndarray]] = collections.defaultdict(dict)
+        for i, (number, row) in enumerate(rows):
+            targets[number][row] = drawn[i][1]
+        return lambda number: batches.batch(number, targets[number])
 
 
 def accepted_total(
@@ -402,42 +385,34 @@ class AcceptedTokens:
         teacher: TextModel,
     ):
         self.name = f"validation_{PREFIX}{text}"
-        self._make = texts
-        self._texts: KnownTexts | None = None
+        self._texts = functools.cache(texts)
         # As in decoding: only tokens of the tokenizer get logits.
         tokens = getattr(teacher.model, "tokens", None)
         self._student = dataclasses.replace(model_from_config(student), tokens=tokens)
         read_too: Any = teacher.model if text == "sampled" else None
         self._teacher_params = teacher.prepared if text == "sampled" else None
-        self._step = _accepted_step(self._student, read_too, draft)
+        self._static = self._student, read_too, draft
 
     def __call__(self, params: Params) -> dict[str, float]:
-        if self._texts is None:
-            self._texts = self._make()
-        params = self._student.prepare(params)
-        at_once = min(64, rows_at_once(self._texts, self._student.vocab_size, 4))
+        params, texts = self._student.prepare(params), self._texts()
         total, items = 0.0, 0
-        for _, rows in batches(self._texts, at_once):
-            accepted = jax.device_get(self._step(params, self._teacher_params, rows))
+        for _, rows in batches(texts, min(64, rows_at_once(texts, self._student.vocab_size, 4))):
+            accepted = _accepted(*self._static, params, self._teacher_params, rows)
             total, items = total + float(accepted.sum), items + int(accepted.items)
         return {self.name: total / max(items, 1)}
 
 
-@functools.lru_cache(maxsize=8)
-def _accepted_step(student: Any, teacher: Any, draft: int) -> Callable[..., Total]:
-    """Builds `step(params, teacher_params, rows)`, jitted; for sampled texts with a teacher."""
-
-    @jit
-    def step(params: Params, teacher_params: Params, rows: KnownRows) -> Total:
-        logits = read(student, params, rows).logits
-        if teacher is None:
-            acceptance = (jnp.argmax(logits, axis=-1) == rows.outputs).astype(jnp.float32)
-        else:
-            reference = read(teacher, teacher_params, rows).logits
-            acceptance = 1.0 - total_variation(logits, reference)
-        return accepted_total(acceptance, rows.real, draft)
-
-    return step
+@functools.partial(jit, static_argnums=(0, 1, 2))
+def _accepted(
+    student: Any, teacher: Any, draft: int, params: Params, teacher_params: Params, rows: KnownRows
+) -> Total:
+    """`accepted_total` of a batch; the teacher is None for greedy texts."""
+    logits = read(student, params, rows).logits
+    if teacher is None:
+        acceptance = (jnp.argmax(logits, axis=-1) == rows.outputs).astype(jnp.float32)
+    else:
+        acceptance = 1.0 - total_variation(logits, read(teacher, teacher_params, rows).logits)
+    return accepted_total(acceptance, rows.real, draft)
 
 
 class Teaching:
@@ -461,7 +436,8 @@ class Teaching:
         longest: int,
         trainer: Any,
     ):
-        self._settings, self._run, self._trainer, self._pairs = settings, run, trainer, pairs
+        self._settings, self._run, self._pairs = settings, run, pairs
+        self._options: dict[str, Any] = {"seed": trainer.seed, "progress": trainer.progress}
         self._room = functools.partial(task.target_room, longest=longest)
         self.constants = loaded.params if loaded and task.teacher is not None else None
         self.notes: dict[str, Any] = {}
@@ -497,12 +473,11 @@ class Teaching:
                     f"num_steps={trainer.num_steps}"
                 )
             self.notes["on_policy"] = {"share": share, "refresh_every": every}
-            options = {"seed": trainer.seed, "progress": trainer.progress}
             self.phases = StudentSamples(
-                run, share, every, task, tokenizer, longest=longest, **options
+                run, share, every, task, tokenizer, longest, **self._options
             )
 
-    def grown(self) -> TokenPairs:
+    def training_pairs(self) -> TokenPairs:
         """The training pairs: references and samples."""
         draw = functools.partial(
             add_teacher_samples,
@@ -510,21 +485,21 @@ class Teaching:
             self._model,
             samples=self._settings.samples,
             room=self._room,
-            seed=self._trainer.seed,
-            progress=self._trainer.progress,
+            **self._options,
         )
         return stored_pairs(self._run, "teacher", draw)
 
     def _validation(self, text: str) -> KnownTexts:
         """The validation inputs with the teacher's texts."""
-        pairs = stored_pairs(self._run, ("validation", text), lambda: self._write(text))
-        return KnownTexts(*zip(*(pairs[i] for i in range(len(pairs))), strict=True))
 
-    def _write(self, text: str) -> TokenPairs:
-        inputs, limits, places = with_room(self._pairs["validation"], self._room)
-        if not inputs:
-            raise UserError("no validation input leaves room for a text: add a longer bucket")
-        if self._trainer.progress:
-            say(f"the teacher writes {len(limits):,} {text} texts for the validation inputs")
-        options = {"seed": self._trainer.seed, "progress": self._trainer.progress}
-        return draw_pairs(self._model, inputs, limits, places, temperature=TEXTS[text], **options)
+        def write() -> TokenPairs:
+            inputs, limits, places = with_room(self._pairs["validation"], self._room)
+            if not inputs:
+                raise UserError("no validation input leaves room for a text: add a longer bucket")
+            if self._options["progress"]:
+                say(f"the teacher writes {len(limits):,} {text} texts for the validation inputs")
+            how = {"temperature": TEXTS[text], **self._options}
+            return draw_pairs(self._model, inputs, limits, places, **how)
+
+        pairs = stored_pairs(self._run, ("validation", text), write)
+        return KnownTexts(*zip(*(pairs[i] for i in range(len(pairs))), strict=True))

@@ -24,7 +24,7 @@ from specjax.training.checkpoint_store import (
     CHECKPOINTS_NAME,
     METRICS_NAME,
     CheckpointStore,
-    chosen,
+    choosing_figure,
 )
 from specjax.training.progress import Progress, say
 from specjax.training.step import (
@@ -40,7 +40,8 @@ from specjax.training.tasks import Task
 from specjax.types import Params
 from specjax.writing import append
 
-CONFIG_NAME = "train_config.json"
+CONFIG_NAME, RESULTS_NAME = "train_config.json", "results.json"
+EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,8 +216,14 @@ def train(
     """
     # Invalid arguments must raise before the claim.
     config.devices()
-    expected = _float32_params(task)
-    init_params = None if init_params is None else _fitting(init_params, expected)
+    shapes = jax.eval_shape(task.init, root_key(0))
+    for leaf in jax.tree.leaves(shapes):
+        if leaf.dtype != np.float32:
+            raise UserError(
+                f"param_dtype={leaf.dtype}: small updates would be lost to rounding; train "
+                "float32 parameters (dtype=bfloat16 computes in bfloat16)"
+            )
+    init_params = None if init_params is None else _fitting(init_params, shapes)
     later = callable(constants)
     arrays = {"init_params": init_params, "constants": None if later else constants}
     record = {
@@ -230,21 +237,13 @@ def train(
         **{name: None if tree is None else digest(tree) for name, tree in arrays.items()},
         **(notes or {}),
     }
-    place: Any = output_dir
-    if isinstance(place, RunDirectory):
-        place = contextlib.nullcontext(place)
-    else:
-        place = run_directory(place)
+    opened: Any = run_directory(output_dir) if not isinstance(output_dir, RunDirectory) else None
     # The partitionable threefry is fixed like the generator: it changes the generator's numbers.
-    with (
-        place as run,
-        jax.threefry_partitionable(True),
-    ):
+    with opened or contextlib.nullcontext(output_dir) as run, jax.threefry_partitionable(True):
         record["environment"] = training_environment()
         run.claim(record, allow_other_environment=config.allow_other_environment)
-        store = CheckpointStore(run, config.choose_by)
-        try:
-            if (done := store.latest_step or 0) > config.num_steps:
+        with contextlib.closing(CheckpointStore(run, config.choose_by)) as store:
+            if (done := store.manager.latest_step() or 0) > config.num_steps:
                 raise UserError(
                     f"num_steps={config.num_steps}: the run in {run.path} has already done {done} "
                     "updates; give at least as many, or another output_dir"
@@ -253,16 +252,34 @@ def train(
                 on_start(run)
             if data.grow is not None:
                 data = dataclasses.replace(data, training=data.grow(), grow=None)
-            held = constants() if later else constants
-            return _Run(config, task, data, run, store, held, evaluate, mesh).train(init_params)
-        finally:
-            store.close()
+            constants = constants() if later else constants
+            return _train(config, task, data, run, store, constants, init_params, evaluate, mesh)
 
 
 def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> RunDirectory:
     """The directory of a training run, to be opened with `with`; it may make more names."""
     names = (CHECKPOINTS_NAME, METRICS_NAME, *makes)
     return RunDirectory(path, config_name=CONFIG_NAME, makes=names)
+
+
+def check_choices(recipe: Any, choices: Mapping[str, Sequence[str | None]]) -> None:
+    """Raises UserError unless each of these fields is one of its values."""
+    for name, values in choices.items():
+        if getattr(recipe, name) not in values:
+            raise UserError(
+                f"`{name}` must be one of {', '.join(filter(None, values))}, got "
+                f"{getattr(recipe, name)!r}"
+            )
+
+
+def check_sources(run: RunDirectory, sources: Mapping[str, Any]) -> None:
+    """Raises UserError for a model or a file, by its name, that the run would replace."""
+    for name, path in sources.items():
+        if path is not None and run.makes(path):
+            raise UserError(
+                f"{name}={path} is an output of the run in output_dir={run.path}: choose another "
+                "output_dir, or copy it to another place"
+            )
 
 
 def describe(value: Any) -> Any:
@@ -282,173 +299,121 @@ def training_environment() -> dict[str, Any]:
     return {**common, "versions": {**common["versions"], **versions}, "generator": GENERATOR}
 
 
-def _float32_params(task: Task) -> Params:
-    """The shapes of the parameters."""
-    shapes = jax.eval_shape(task.init, root_key(0))
-    for leaf in jax.tree.leaves(shapes):
-        if leaf.dtype != np.float32:
-            raise UserError(
-                f"param_dtype={leaf.dtype}: small updates would be lost to rounding; train "
-                "float32 parameters (dtype=bfloat16 computes in bfloat16)"
-            )
-    return shapes
-
-
-def _fitting(params: Params, expected: Params) -> Params:
+def _fitting(params: Params, shapes: Params) -> Params:
     """Initial parameters, in the task's dtypes."""
     if has_stored(params):
         raise UserError(
             "the initial parameters are quantised, which cannot be trained: load the model "
             "without weights='int8'"
         )
-    if jax.tree.map(np.shape, params) != jax.tree.map(lambda like: like.shape, expected):
+    if jax.tree.map(np.shape, params) != jax.tree.map(lambda like: like.shape, shapes):
         raise UserError(
             "the initial parameters do not have the network's names and shapes; use the "
             "configuration they were trained with"
         )
-    return jax.tree.map(lambda x, like: jax.numpy.asarray(x, like.dtype), params, expected)
+    return jax.tree.map(lambda x, like: jax.numpy.asarray(x, like.dtype), params, shapes)
 
 
-class _Run:
-    """The jitted steps, the batches and the devices of a run."""
+def _train(
+    config: TrainerConfig,
+    task: Task,
+    data: TrainingData,
+    run: RunDirectory,
+    store: CheckpointStore,
+    constants: Any,
+    init_params: Params | None,
+    evaluate: Callable[[Params], Mapping[str, float]] | None,
+    mesh: jax.sharding.Mesh | None,
+) -> TrainResult:
+    """Trains up to `num_steps` and returns the best checkpoint."""
+    # Where parameters are evaluated.
+    place: Any = config.devices()[0]
+    if mesh is None:
+        mesh = jax.sharding.Mesh(np.asarray(config.devices()), ("data",))
+        constants = jax.device_put(constants, jax.NamedSharding(mesh, jax.P()))
+    else:
+        place = jax.NamedSharding(mesh, jax.P())
+    by_row = jax.NamedSharding(mesh, jax.P("data"))
+    options = {"seed": config.seed, "ema_decay": config.ema_decay}
+    update, evaluation = make_train_step(task, config.optimizer, **options), make_eval_step(task)
+    phases, per_epoch = data.phases, data.training.batches_per_epoch
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        task: Task,
-        data: TrainingData,
-        run: RunDirectory,
-        store: CheckpointStore,
-        constants: Any,
-        evaluate: Callable[[Params], Mapping[str, float]] | None,
-        mesh: jax.sharding.Mesh | None,
-    ):
-        devices = config.devices()
-        placed = mesh is not None
-        if mesh is None:
-            mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
-        self._replicated = jax.sharding.NamedSharding(mesh, jax.P())
-        self._by_row = jax.sharding.NamedSharding(mesh, jax.P("data"))
-        self._config, self._task, self._data = config, task, data
-        self._run, self._store = run, store
-        options = {"seed": config.seed, "ema_decay": config.ema_decay}
-        self._step = make_train_step(task, config.optimizer, **options)
-        self._eval_step = make_eval_step(task)
-        self._constants = constants
-        # Where parameters are evaluated.
-        self._place: Any = self._replicated
-        if not placed:
-            self._constants = jax.device_put(constants, self._replicated)
-            self._place = devices[0]
-        self._evaluate = evaluate
+    def log(step: int, row: Mapping[str, Any]) -> None:
+        run.keep()
+        append(run.own(METRICS_NAME), (json.dumps({"step": step, **row}) + "\n").encode())
 
-    def train(self, init_params: Params | None) -> TrainResult:
-        """Trains up to `num_steps` and returns the best checkpoint."""
-        config, store, phases = self._config, self._store, self._data.phases
-        state, step = self._start(init_params)
-        self._run.write(METRICS_NAME, store.log(step) if step else b"")
-        first = step
-        progress = Progress(
-            config.num_steps, step, items=self._task.item_name, enabled=config.progress
-        )
-        batch_of: Callable[[int], Any] = self._data.training.batch
-        with contextlib.closing(progress):
-            while step < config.num_steps:
-                if phases is not None and (step == first or step % phases.every == 0):
-                    batch_of = self._begin_phase(phases, step, state)
-                batch = jax.device_put(batch_of(step), self._by_row)
-                state, metrics = self._step(state, self._constants, batch)
-                step += 1
-                progress.add(metrics)
-                at_checkpoint = step % config.checkpoint_every == 0 or step == config.num_steps
-                if step % config.log_every == 0 or at_checkpoint:
-                    self._log_means(step, progress.means(step))
-                if at_checkpoint:
-                    self._checkpoint(step, state)
-                    progress.restart()
-        best = store.best_step
-        assert best is not None  # a checkpoint exists, at num_steps at the latest
-        params, figures = store.restore(state, best).best_params, store.figures(best)
-        return TrainResult(best, figures["validation_loss"], params, figures)
-
-    def _begin_phase(self, phases: Phases, step: int, state: TrainState) -> Callable[[int], Any]:
-        """The batches of the phase of `step`."""
-        start = step - step % phases.every
-        params = None
-        if step == start:
-            params = jax.device_put(state.best_params, self._place)
-        return phases.begin(self._data.training, start, params)
-
-    def _start(self, init_params: Params | None) -> tuple[TrainState, int]:
-        """The state of the latest checkpoint or an initial state, and its step."""
-        config, store = self._config, self._store
-        if init_params is None:
-            init_params = self._task.init(root_key(config.seed))
-        state = init_state(init_params, config.optimizer, config.ema_decay)
-        state = jax.device_put(state, self._replicated)
-        step = store.latest_step or 0
-        if config.progress:
-            if config.optimizer.warmup_steps > config.num_steps:
-                say(
-                    f"warning: the warm-up takes {config.optimizer.warmup_steps:,} steps, but the "
-                    f"run ends after {config.num_steps:,}, before the learning rate has reached "
-                    "its peak; lower WARMUP_STEPS, or raise NUM_STEPS"
-                )
-            size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
-            say(
-                f"training {size:,} parameters {f'from step {step:,} of' if step else 'for'} "
-                f"{config.num_steps:,} steps, {self._data.training.batches_per_epoch:,} batches "
-                "per epoch; the first step of each batch shape compiles"
-            )
-        if step:
-            state = store.restore(state, step)
-        return state, step
-
-    def _log_means(self, step: int, means: dict[str, Any]) -> None:
-        self._check_finite("loss", means["loss"], step)
-        self._log(
-            {
-                "step": step,
-                "epoch": step / self._data.training.batches_per_epoch,
-                "learning_rate": float(self._config.optimizer.rate(step - 1)),
-                **means,
-            }
-        )
-
-    def _log(self, row: dict[str, Any]) -> None:
-        self._run.keep()
-        append(self._run.own(METRICS_NAME), (json.dumps(row) + "\n").encode())
-
-    def _checkpoint(self, step: int, state: TrainState) -> None:
-        """Evaluates, logs and saves."""
-        figures = self._validate(state)
-        # No training loss has seen the last update yet.
-        self._check_finite("validation loss", figures["loss"], step)
-        row = {f"validation_{name}": value for name, value in figures.items()}
-        if self._evaluate is not None:
-            row |= self._evaluate(jax.device_put(state.best_params, self._place))
-        self._check_finite(*chosen(row, self._config.choose_by), step)
-        self._log({"step": step, **row})
-        if self._config.progress:
-            shown = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
-            say(f"step {step:,}: {shown}")
-        self._store.save(state, row)
-
-    def _check_finite(self, name: str, value: float, step: int) -> None:
+    def check_finite(name: str, value: float, step: int) -> None:
         if not math.isfinite(value):
             raise UserError(
                 f"the {name} is {value} at step {step}; lower the learning rate in another "
-                f"output_dir (the last good checkpoint of {self._run.path} is step "
-                f"{self._store.latest_step})"
+                f"output_dir (the last good checkpoint of {run.path} is step "
+                f"{store.manager.latest_step()})"
             )
 
-    def _validate(self, state: TrainState) -> dict[str, float]:
-        """Means over the validation data."""
+    def checkpoint(step: int, state: TrainState) -> None:
+        """Evaluates, logs and saves."""
         totals: dict[str, Any] = {}
-        for batch in self._data.validation.epoch():
-            placed = jax.device_put(batch, self._by_row)
-            figures = jax.device_get(self._eval_step(state.best_params, self._constants, placed))
+        for batch in data.validation.epoch():
+            batch = jax.device_put(batch, by_row)
+            figures = jax.device_get(evaluation(state.best_params, constants, batch))
             for name, total in dict(figures).items():
                 sums, items = totals.get(name, (0.0, 0))
                 totals[name] = sums + float(total.sum), items + int(total.items)
-        return {name: sums / max(items, 1) for name, (sums, items) in totals.items()}
+        row = {f"validation_{name}": x / max(items, 1) for name, (x, items) in totals.items()}
+        # No training loss has seen the last update yet.
+        check_finite("validation loss", row["validation_loss"], step)
+        if evaluate is not None:
+            row |= evaluate(jax.device_put(state.best_params, place))
+        check_finite(*choosing_figure(row, config.choose_by), step)
+        log(step, row)
+        if config.progress:
+            shown = ", ".join(f"{k.replace('_', ' ')} {v:.4f}" for k, v in row.items())
+            say(f"step {step:,}: {shown}")
+        store.save(state, row)
+
+    if init_params is None:
+        init_params = task.init(root_key(config.seed))
+    state = init_state(init_params, config.optimizer, config.ema_decay)
+    state = jax.device_put(state, jax.NamedSharding(mesh, jax.P()))
+    first = step = store.manager.latest_step() or 0
+    if config.progress:
+        if config.optimizer.warmup_steps > config.num_steps:
+            say(
+                f"warning: the warm-up takes {config.optimizer.warmup_steps:,} steps, but the run "
+                f"ends after {config.num_steps:,}, before the learning rate has reached its peak; "
+                "lower WARMUP_STEPS, or raise NUM_STEPS"
+            )
+        size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
+        say(
+            f"training {size:,} parameters {f'from step {step:,} of' if step else 'for'} "
+            f"{config.num_steps:,} steps, {per_epoch:,} batches per epoch; the first step of each "
+            "batch shape compiles"
+        )
+    if step:
+        state = store.restore(state, step)
+    run.write(METRICS_NAME, store.log(step) if step else b"")
+    progress = Progress(config.num_steps, step, items=task.item_name, enabled=config.progress)
+    batch_of: Callable[[int], Any] = data.training.batch
+    with contextlib.closing(progress):
+        while step < config.num_steps:
+            if phases is not None and (step == first or step % phases.every == 0):
+                start = step - step % phases.every
+                params = jax.device_put(state.best_params, place) if step == start else None
+                batch_of = phases.begin(data.training, start, params)
+            state, metrics = update(state, constants, jax.device_put(batch_of(step), by_row))
+            step += 1
+            progress.add(metrics)
+            at_checkpoint = step % config.checkpoint_every == 0 or step == config.num_steps
+            if step % config.log_every == 0 or at_checkpoint:
+                means = progress.means(step)
+                check_finite("loss", means["loss"], step)
+                rate = float(config.optimizer.rate(step - 1))
+                log(step, {"epoch": step / per_epoch, "learning_rate": rate, **means})
+            if at_checkpoint:
+                checkpoint(step, state)
+                progress.restart()
+    best = store.manager.best_step()
+    assert best is not None  # a checkpoint exists, at num_steps at the latest
+    figures: dict[str, float] = dict(store.manager.metrics(best))
+    best_params = store.restore(state, best).best_params
+    return TrainResult(best, figures["validation_loss"], best_params, figures)

@@ -5,10 +5,11 @@ import pytest
 from tests.cli import kill_together
 
 
-# `infer` and `train` have tests of their own, in test_infer.py and tests/training/test_kill.py.
+# `infer` has a test of its own, in test_infer.py.
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "command", ["compare", "limits", "evaluate", "train_head", "train_drafter", "convert"]
+    "command",
+    ["compare", "limits", "evaluate", "train", "train_head", "train_drafter", "convert"],
 )
 def test_a_killed_command_ends_like_one_that_nobody_kills(command):
     assert kill_together.run(command, kills=3, seed=1)["kills"] >= 3

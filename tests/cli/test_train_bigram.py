@@ -69,26 +69,22 @@ def test_a_text_becomes_a_table(texts, tmp_path, capsys):
 
 def test_longer_contexts_are_counted_too(texts, tmp_path, capsys):
     """The successors stay as they were; the table is named in the line and in its notes."""
-    out, count = tmp_path / "table", {}
-    for more in ([], ["--min-count=20"]):
-        assert (
-            train(texts, "--tokenizer=bytes", f"--output={out}{len(more)}", "--order=4", *more) == 0
-        )
-        found = load_bigram(f"{out}{len(more)}")
-        count[len(more)] = len(found.followers)
-        assert (
-            f"and of {len(found.followers):,} contexts of up to 3 tokens" in capsys.readouterr().out
-        )
-        assert found.order == 4 and found.notes["contexts"] == len(found.followers)
-        assert found.notes["min_count"] == (20 if more else 2)
-    assert 0 < count[1] < count[0]
-    rows = [[0, *ByteTokenizer().encode(one)] for one in TEXTS]
+    rows, counts = [[0, *ByteTokenizer().encode(one)] for one in TEXTS], []
     successors = most_frequent_successors(rows, 259)
-    contexts, followers = frequent_contexts(rows, successors, 4, 20)
-    np.testing.assert_array_equal(found.successors, successors)
-    np.testing.assert_array_equal(found.contexts, contexts)
-    np.testing.assert_array_equal(found.followers, followers)
-    (array,) = out.with_name("table1").glob("*.safetensors")
+    for least, more in ((2, []), (20, ["--min-count=20"])):
+        out = tmp_path / str(least)
+        assert train(texts, "--tokenizer=bytes", f"--output={out}", "--order=4", *more) == 0
+        found, told = load_bigram(out), capsys.readouterr().out
+        counts.append(len(found.followers))
+        assert f"and of {counts[-1]:,} contexts of up to 3 tokens" in told
+        assert found.order == 4 and found.notes["contexts"] == counts[-1]
+        assert found.notes["min_count"] == least
+        contexts, followers = frequent_contexts(rows, successors, 4, least)
+        np.testing.assert_array_equal(found.successors, successors)
+        np.testing.assert_array_equal(found.contexts, contexts)
+        np.testing.assert_array_equal(found.followers, followers)
+    assert 0 < counts[1] < counts[0]
+    (array,) = out.glob("*.safetensors")
     assert array.stat().st_size < 259 * 2 + followers.size * 8 + 400
 
 
@@ -107,36 +103,34 @@ def test_a_decoder_takes_its_own_vocabulary_alone(texts, tmp_path):
     assert load_bigram(out).table("it", mark, 300)[259:].tolist() == [-1] * 41
 
 
-@pytest.mark.parametrize("size", [40, 2**16, 70_000])
-def test_what_is_saved_is_loaded(tmp_path, size):
-    table = np.random.default_rng(1).integers(-1, size, size).astype(np.int32)
-    table[[0, -1]] = -1
-    save_bigram(tmp_path / "t", Bigram(table, "mark", {"texts": 3}))
-    found = load_bigram(tmp_path / "t")
-    np.testing.assert_array_equal(found.successors, table)
-    assert (found.tokenizer_fingerprint, found.notes) == ("mark", {"texts": 3})
-    # As before there were longer contexts, so that a specjax of then reads it.
-    config = json.loads((tmp_path / "t" / "bigram.json").read_text())
-    assert (config["version"], found.order, len(found.contexts)) == (1, 2, 0)
-    arrays = safetensors.numpy.load((tmp_path / "t" / "bigram.safetensors").read_bytes())
-    assert list(arrays) == ["successors"]
+def contexts_of(size, count):
+    """Contexts of two or three tokens, among the last of a vocabulary."""
+    contexts = np.random.default_rng(2).integers(size - 20, size, (count, 3)).astype(np.int32)
+    contexts[::2, 2] = -1
+    return np.unique(contexts, axis=0)
 
 
 @pytest.mark.parametrize("size", [40, 2**16 - 1, 2**16, 2**18])
-@pytest.mark.parametrize("few", [False, True])
-def test_longer_contexts_are_saved_too(tmp_path, size, few):
-    rng = np.random.default_rng(2)
-    contexts = np.unique(rng.integers(size - 20, size, (0 if few else 50, 3)), axis=0)
-    contexts = contexts.astype(np.int32)
-    contexts[::2, 2] = -1
-    contexts = np.unique(contexts, axis=0)
-    followers = rng.integers(size, size=len(contexts)).astype(np.int32)
-    table = Bigram(np.full(size, -1, np.int32), "mark", {}, contexts, followers)
-    save_bigram(tmp_path / "t", table)
+@pytest.mark.parametrize("count", [None, 0, 50])
+def test_what_is_saved_is_loaded(tmp_path, size, count):
+    table = np.random.default_rng(1).integers(-1, size, size).astype(np.int32)
+    table[[0, -1]] = -1
+    longer = ()
+    if count is not None:
+        contexts = contexts_of(size, count)
+        longer = contexts, np.arange(len(contexts), dtype=np.int32)[::-1] % size
+    save_bigram(tmp_path / "t", Bigram(table, "mark", {"texts": 3}, *longer))
     found = load_bigram(tmp_path / "t")
-    np.testing.assert_array_equal(found.contexts, contexts)
-    np.testing.assert_array_equal(found.followers, followers)
-    assert found.order == 4 and found.contexts.dtype == found.followers.dtype == np.int32
+    np.testing.assert_array_equal(found.successors, table)
+    assert (found.tokenizer_fingerprint, found.notes) == ("mark", {"texts": 3})
+    assert found.order == (2 if count is None else 4)
+    for ours, theirs in zip((found.contexts, found.followers), longer, strict=bool(longer)):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == np.int32
+    if count is None:  # as before there were longer contexts, so that a specjax of then reads it
+        assert json.loads((tmp_path / "t" / "bigram.json").read_text())["version"] == 1
+        arrays = safetensors.numpy.load((tmp_path / "t" / "bigram.safetensors").read_bytes())
+        assert list(arrays) == ["successors"]
 
 
 def _cut(place):
@@ -144,91 +138,57 @@ def _cut(place):
     path.write_bytes(path.read_bytes()[:-3])
 
 
-def _cut_and_signed(place):
-    _cut(place)
-    write_checksums(place)
-
-
-def _other_dtype(place):
-    data = {"successors": np.full(9, 11, np.int32)}
-    (place / "bigram.safetensors").write_bytes(safetensors.numpy.save(data))
-    write_checksums(place)
-
-
 def _newer(place):
     path = place / "bigram.json"
     path.write_text(re.sub('"version": .', '"version": 3', path.read_text()))
-    write_checksums(place)
-
-
-def _rewritten(change):
-    def damage(place):
-        path = place / "bigram.safetensors"
-        arrays = safetensors.numpy.load(path.read_bytes())
-        change(arrays)
-        path.write_bytes(safetensors.numpy.save(arrays))
-        write_checksums(place)
-
-    return damage
 
 
 def _gone(place):
     (place / "bigram.json").unlink()
 
 
+def _rewritten(**changes):
+    """Arrays that are changed; None takes one away."""
+
+    def damage(place):
+        path = place / "bigram.safetensors"
+        arrays = safetensors.numpy.load(path.read_bytes())
+        arrays |= {name: change and change(arrays[name]) for name, change in changes.items()}
+        arrays = {name: x for name, x in arrays.items() if x is not None}
+        path.write_bytes(safetensors.numpy.save(arrays))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, "bigram.safetensors was changed after specjax wrote it"),
-        (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
-        (_other_dtype, "successors must be uint16 or uint32, got int32"),
+        (_cut, "bigram.safetensors is cut short or damaged"),
         (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
         (_gone, "no bigram table found: make a table with `specjax train bigram`"),
+        (_rewritten(successors=np.int32), "successors must be uint16 or uint32, got int32"),
+        (_rewritten(contexts=None), "lacks 'contexts': copy the table again"),
+        (_rewritten(followers=lambda x: x[1:]), "contexts must be .* int32 ids: copy the table"),
+        (_rewritten(contexts=np.ravel), "contexts must be .* int32 ids: copy the table"),
+        (_rewritten(contexts=np.int64), "contexts must be uint16 or uint32, got int64"),
+        (_rewritten(contexts=lambda x: x[::-1].copy()), "contexts must be .* in lexicographic ord"),
+        (
+            _rewritten(followers=lambda x: x * 0 + 9),
+            "contexts must be .* int32 ids: copy the table",
+        ),
     ],
 )
 def test_damage_is_told(tmp_path, damage, message):
-    save_bigram(tmp_path / "t", Bigram(np.zeros(9, np.int32), "mark"))
-    damage(tmp_path / "t")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_bigram(tmp_path / "t")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_cut, "bigram.safetensors was changed after specjax wrote it"),
-        (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
-        (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
-        (_rewritten(lambda x: x.pop("contexts")), "lacks 'contexts': copy the table again"),
-        (
-            _rewritten(lambda x: x.update(followers=x["followers"][1:])),
-            "contexts must be .* int32 ids: copy the table",
-        ),
-        (
-            _rewritten(lambda x: x.update(contexts=x["contexts"].ravel())),
-            "contexts must be .* int32 ids: copy the table",
-        ),
-        (
-            _rewritten(lambda x: x.update(contexts=x["contexts"].astype(np.int64))),
-            "contexts must be uint16 or uint32, got int64",
-        ),
-        (
-            _rewritten(lambda x: x.update(contexts=x["contexts"][::-1].copy())),
-            "contexts must be .* in lexicographic order without duplicates",
-        ),
-        (
-            _rewritten(lambda x: x["followers"].fill(9)),
-            "contexts must be .* int32 ids: copy the table",
-        ),
-    ],
-)
-def test_damage_of_longer_contexts_is_told(tmp_path, damage, message):
     contexts = np.array([[1, 2], [1, 3], [8, 0]], np.int32)
-    followers = np.array([3, 0, 8], np.int32)
-    save_bigram(tmp_path / "t", Bigram(np.zeros(9, np.int32), "mark", {}, contexts, followers))
-    damage(tmp_path / "t")
-    with pytest.raises(ValueError, match=message) as error:
-        load_bigram(tmp_path / "t")
+    followers, place = np.array([3, 0, 8], np.int32), tmp_path / "t"
+    save_bigram(place, Bigram(np.zeros(9, np.int32), "mark", {}, contexts, followers))
+    damage(place)
+    if damage is not _gone:
+        with pytest.raises(ValueError, match=r"bigram.\w+ was changed after specjax wrote it"):
+            load_bigram(place)
+        write_checksums(place)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        load_bigram(place)
     assert "\n" not in str(error.value)
 
 

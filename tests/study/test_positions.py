@@ -52,13 +52,6 @@ def test_figures_are_those_of_the_target(laws, texts, name):
         assert all(np.isclose(known, ratio, rtol=1e-5).any() for ratio in drawn)
 
 
-def test_a_lossless_text_is_its_own(laws, texts):
-    found = positions(rules.Lossless(), *flat(laws), texts.ravel(), jax.random.key(0), samples=2)
-    at = texts.reshape(-1, 1)
-    q, p = (np.take_along_axis(np.asarray(x.probs), at, 1)[:, 0] for x in flat(laws))
-    np.testing.assert_allclose(found.ratios, (p / q)[None], rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["TokenV1", "TokenV3", "Lossy", "Mentored"])
 def test_coupled_tokens_follow_the_target(laws, name):
     """Texts drawn from p: the tokens that are coupled to them have the law pi."""
@@ -90,73 +83,55 @@ def test_what_the_verifier_cannot_draw_is_told_apart(laws, texts):
     assert np.isfinite(lenient.nats).all()
 
 
-def lengths_by_hand(stops, longest):
-    """Of drafts that begin at each position; past the end the last position goes on."""
-    rows, width = stops.shape
+def lengths_by_hand(texts, going, longest, least=0):
+    """Of drafts that begin at each position; past the end the last position goes on.
+
+    `going` tells from the row and the positions drafted so far whether a draft goes on.
+    """
+    rows, width = texts.shape
     found = np.zeros((rows, width), int)
     for b in range(rows):
         for t in range(width):
-            length = 0
-            while length < longest:
-                length += 1
-                if stops[b, min(t + length - 1, width - 1)]:
-                    break
-            found[b, t] = length
+            places = []
+            while len(places) < longest and (len(places) < max(least, 1) or going(b, places)):
+                places.append(min(t + len(places), width - 1))
+            found[b, t] = len(places)
     return found
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.6, 1.0])
-def test_drafts_end_by_confidence(laws, texts, threshold):
-    policy, params = drafting.Confidence(threshold).bind()
-    found = draft_lengths(policy, params, laws[0], jnp.asarray(texts), longest=4)
-    stops = np.asarray(laws[0].confidences).max(-1) < threshold
-    np.testing.assert_array_equal(found, lengths_by_hand(stops, 4))
+class Head(drafting.Estimate):
+    """Judges the token before: the first token of a draft by the state of its second step."""
+
+    lag = 1
+
+    def feature(self, params, carry, drawn):
+        return drawn.hidden[:, 0] * 3.0, carry
 
 
-def test_no_policy_ends_a_draft_before_the_fewest_tokens(laws, texts):
-    policy, params = drafting.Confidence(0.4).bind()
-    found = draft_lengths(policy, params, laws[0], jnp.asarray(texts), longest=4, least=2)
-    free = draft_lengths(policy, params, laws[0], jnp.asarray(texts), longest=4)
-    assert found.min() == 2 and free.min() == 1
-    stops = np.asarray(laws[0].confidences).max(-1) < 0.4
-    for b, t in zip(*np.nonzero(np.asarray(free) == 1), strict=True):
-        own = [stops[b, min(t + i, WIDTH - 1)] for i in range(1, 4)]
-        assert found[b, t] == (2 + own.index(True) if True in own else 4)
+def by_confidence(threshold):
+    return lambda sure, _: lambda b, places: sure[b, places[-1]] >= threshold
 
 
-def test_drafts_end_by_a_product_of_chances(laws, texts):
-    policy, params = drafting.Survival(drafting.ConfidenceEstimate(), 0.5).bind()
-    found = draft_lengths(policy, params, laws[0], jnp.asarray(texts), longest=4)
-    sure = np.asarray(laws[0].confidences).max(-1)
-    for b in range(2):
-        for t in range(WIDTH - 4):
-            alive, length = 1.0, 0
-            while length < 4 and 1 - alive <= 0.5:
-                alive *= sure[b, t + length]
-                length += 1
-            assert found[b, t] == length
-    assert len(np.unique(found)) > 2
+def by_survival(sure, _):
+    return lambda b, places: 1 - np.prod(sure[b, places]) <= 0.5
 
 
-def test_a_head_judges_the_token_before(laws, texts):
-    """The first token of a draft is judged by the hidden state of its second step."""
-    hidden = laws[0].hidden
+def by_head(_, hidden):
+    chances = 1.0 / (1.0 + np.exp(-3.0 * hidden[..., 0]))
+    return lambda b, places: 1 - np.prod(chances[b, places[1:]]) <= 0.6
 
-    class Head(drafting.Estimate):
-        lag = 1
 
-        def feature(self, params, carry, drawn):
-            return drawn.hidden[:, 0] * 3.0, carry
-
-    policy, params = drafting.Survival(Head(), 0.6).bind()
-    found = draft_lengths(policy, params, laws[0], jnp.asarray(texts), longest=4)
-    chance = 1.0 / (1.0 + np.exp(-3.0 * np.asarray(hidden)[..., 0]))
-    for b in range(2):
-        for t in range(WIDTH - 4):
-            alive, length = 1.0, 1
-            while length < 4 and 1 - alive <= 0.6:
-                alive *= chance[b, t + length]
-                length += 1
-                if 1 - alive > 0.6:
-                    break
-            assert found[b, t] == length
+@pytest.mark.parametrize("least", [0, 2])
+@pytest.mark.parametrize(
+    ("policy", "going"),
+    [
+        *((drafting.Confidence(x), by_confidence(x)) for x in (0.0, 0.4, 0.6, 1.0)),
+        (drafting.Survival(drafting.ConfidenceEstimate(), 0.5), by_survival),
+        (drafting.Survival(Head(), 0.6), by_head),
+    ],
+)
+def test_drafts_end_as_the_policy_says(laws, texts, policy, going, least):
+    static, params = policy.bind()
+    found = draft_lengths(static, params, laws[0], jnp.asarray(texts), longest=4, least=least)
+    sure, hidden = np.asarray(laws[0].confidences).max(-1), np.asarray(laws[0].hidden)
+    np.testing.assert_array_equal(found, lengths_by_hand(texts, going(sure, hidden), 4, least))

@@ -14,7 +14,6 @@ from specjax.study.tables import (
     best_quality,
     best_rows,
     csv_text,
-    curves,
     estimated_rows,
     flat_rows,
     front,
@@ -28,26 +27,18 @@ COST = np.array([1.2, 0.8, 0.5])
 QUALITY = np.array([30.0, 28.0, 20.0])
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (30.0, 1.2),  # the first point itself
-        (29.0, 1.0),  # half of the way to the second
-        (28.0, 0.8),
-        (24.0, 0.65),  # half of the way from the second to the third
-        (10.0, 0.5),  # all are better: the cheapest
-        (31.0, np.nan),  # none is
-    ],
-)
-def test_the_least_cost_is_between_neighbours(wanted, expected):
-    np.testing.assert_allclose(least_cost(COST, QUALITY, wanted), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("most", "expected"), [(1.2, 30.0), (1.0, 29.0), (0.8, 28.0), (0.65, 24.0), (0.4, np.nan)]
-)
-def test_the_best_quality_is_between_neighbours(most, expected):
-    np.testing.assert_allclose(best_quality(COST, QUALITY, most), expected, rtol=1e-12)
+def test_curves_are_linear_between_neighbours():
+    # The first point, half of the way to the second, the second, half of the way to the third, the
+    # cheapest of what is better, and none.
+    costs = {30.0: 1.2, 29.0: 1.0, 28.0: 0.8, 24.0: 0.65, 10.0: 0.5, 31.0: np.nan}
+    found = [float(least_cost(COST, QUALITY, wanted)) for wanted in costs]
+    np.testing.assert_allclose(found, [*costs.values()], rtol=1e-12)
+    qualities = {1.2: 30.0, 1.0: 29.0, 0.8: 28.0, 0.65: 24.0, 0.4: np.nan}
+    found = [float(best_quality(COST, QUALITY, most)) for most in qualities]
+    np.testing.assert_allclose(found, [*qualities.values()], rtol=1e-12)
+    one = np.array([0.7]), np.array([25.0])  # a point is a curve
+    assert least_cost(*one, 25.0) == 0.7 and np.isnan(least_cost(*one, 25.1))
+    assert best_quality(*one, 1.0) == 25.0 and np.isnan(best_quality(*one, 0.5))
 
 
 def test_a_curve_need_not_fall_and_resamples_have_a_quality_each():
@@ -58,12 +49,6 @@ def test_a_curve_need_not_fall_and_resamples_have_a_quality_each():
     again = np.stack([cost, cost + 1.0])
     found = least_cost(again, np.stack([quality, quality]), np.array([5.0, 20.0]))
     np.testing.assert_allclose(found, [1.5, np.nan])
-
-
-def test_one_point_is_a_curve():
-    one = np.array([0.7]), np.array([25.0])
-    assert least_cost(*one, 25.0) == 0.7 and np.isnan(least_cost(*one, 25.1))
-    assert best_quality(*one, 1.0) == 25.0 and np.isnan(best_quality(*one, 0.5))
 
 
 def test_the_front_is_what_nothing_beats():
@@ -146,19 +131,6 @@ def test_intervals_are_of_the_same_on_resamples():
     assert found == pytest.approx([1 / 0.9, 1 / 0.8, 1 / 0.7])
 
 
-def test_curves_are_told_apart_by_all_but_the_strength():
-    asked = [
-        setting(0.2),
-        setting(0.1),
-        setting(0.1, drafter="small"),
-        VERIFIER,
-        setting(0.1, "Lossy"),
-    ]
-    found = curves(asked)
-    assert [len(points) for points in found] == [2, 1, 1]
-    assert [one.strength for one in found[0]] == [0.1, 0.2]
-
-
 def test_noise_is_not_on_the_front():
     apart = {
         VERIFIER: scores(1.0, 30.0),
@@ -178,19 +150,15 @@ def test_noise_is_not_on_the_front():
         for one, found in apart.items()
     }
     assert on_front({**noisy, DRAFTER: apart[DRAFTER]}) == [DRAFTER]
-
-
-def test_settings_that_nothing_tells_apart_are_on_the_front_together():
-    same = scores(0.5, 20.0)
+    # A lossless setting has the verifier's quality: 33 is by chance.
+    assert on_front({VERIFIER: apart[VERIFIER], Setting(): scores(1.2, 33.0)}) == [VERIFIER]
+    # What nothing tells apart is on it together.
     again = {"relative_latency": 0.5 + np.array([-0.1, 0.0, 0.1]), "bleu": np.full(3, 20.0)}
-    other = Scores(scores(0.51, 20.0).figures, again)
-    pair = {setting(0.1): same, setting(0.2): other}
-    assert front(pair, "relative_latency", "bleu", Bootstrap()) == list(pair)
-
-
-def test_lossless_settings_have_the_verifiers_quality():
-    scored = {VERIFIER: scores(1.0, 20.0), Setting(): scores(1.2, 30.0)}  # 30 by chance
-    assert front(scored, "relative_latency", "bleu", Bootstrap()) == [VERIFIER]
+    pair = {
+        setting(0.1): scores(0.5, 20.0),
+        setting(0.2): Scores(scores(0.51, 20.0).figures, again),
+    }
+    assert on_front(pair) == list(pair)
 
 
 def test_the_best_are_the_front_both_models_and_lossless():

@@ -41,23 +41,23 @@ def test_a_task_makes_texts_and_references(source):
 
 
 def test_what_does_not_go_together_is_refused(source, tmp_path):
-    with pytest.raises(
-        ValueError, match="references and references_field must be left out: `task`"
-    ):
-        read_texts(source, task=TASK, references=source)
-    with pytest.raises(ValueError, match="targets_field must be left out"):
-        read_texts(source, task=TASK, targets_field="one")
-    with pytest.raises(ValueError, match="give either `references`"):
-        read_texts(source, inputs_field="ask", targets_field="one", references=source)
-    with pytest.raises(ValueError, match="references_field='one' needs references: give their fi"):
-        read_texts(source, inputs_field="ask", references_field="one")
-    assert read_texts(source, inputs_field="ask").references == [()] * 4  # there may be none
     few = tmp_path / "few.jsonl"
     few.write_text(json.dumps(ROWS[0]) + "\n")
-    with pytest.raises(ValueError, match="few.jsonl has 1 problems, but .*rows.jsonl has 4 rows"):
-        read_texts(source, task=TASK, problems=few)
-    with pytest.raises(ValueError, match="has 4 texts, but there are 1 references"):
-        read_texts(source, inputs_field="ask", references=few, references_field="one")
+    ask = {"inputs_field": "ask"}
+    for options, message in (
+        (
+            {"task": TASK, "references": source},
+            "references and references_field must be left out: ",
+        ),
+        ({"task": TASK, "targets_field": "one"}, "targets_field must be left out"),
+        ({**ask, "targets_field": "one", "references": source}, "give either `references`"),
+        ({**ask, "references_field": "one"}, "references_field='one' needs references: give their"),
+        ({"task": TASK, "problems": few}, "few.jsonl has 1 problems, but .*rows.jsonl has 4 rows"),
+        ({**ask, "references": few, "references_field": "one"}, "has 4 texts, but there are 1 ref"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_texts(source, **options)
+    assert read_texts(source, **ask).references == [()] * 4  # there may be none
 
 
 def test_the_problems_of_other_texts_are_refused(tmp_path):

@@ -1,26 +1,15 @@
-"""Kills `specjax train` at random moments and compares the outcome with an undisturbed run.
-
-    python tests/training/kill_train.py --kills 20
+"""The run of `specjax train` that tests/cli/kill_together.py kills, and what it leaves.
 
 The run trains a vocabulary, draws samples from a teacher, trains, draws samples of its own in each
 phase, exports the model that its teacher accepts most of, and scores it.
-It is killed (SIGKILL) at any time before its first step, a random while after its log has reached
-a random step (in the middle of a step, of an evaluation, of a checkpoint being written), or after
-the last step, while the model is exported and scored. At the end a child runs undisturbed. All
-files (arrays of the checkpoints, samples, tokenizer, exported model, scores, the log without its
-timings) must then equal those of a run that was never killed, bit for bit.
 """
 
-import argparse
 import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +83,6 @@ def rows(output: Path) -> list[dict]:
     return found
 
 
-def last_step(output: Path) -> int:
-    return max((row["step"] for row in rows(output)), default=0)
-
-
 def outcome(output: Path) -> dict[str, object]:
     """Every file's content: the checkpoints' arrays, the log's rows, hashes of the rest."""
     import jax
@@ -122,83 +107,3 @@ def outcome(output: Path) -> dict[str, object]:
                 content = content.replace(str(output).encode(), b"OUTPUT_DIR")
             found[name] = hashlib.sha256(content).hexdigest()
     return found
-
-
-def compare(got: dict, expected: dict) -> None:
-    assert got.keys() == expected.keys(), got.keys() ^ expected.keys()
-    differing = [name for name, value in expected.items() if got[name] != value]
-    assert not differing, f"{differing} differ"
-
-
-class Undisturbed:
-    """A run that nobody kills: its outcome, and how long it takes before and after its steps."""
-
-    def __init__(self, data: Path, output: Path):
-        child, begun = start(data, output), time.monotonic()
-        first = last = None
-        while child.poll() is None:
-            step, now = last_step(output), time.monotonic()
-            first = now if step and first is None else first
-            last = now if step == STEPS and last is None else last
-            time.sleep(0.005)
-        assert child.returncode == 0
-        assert first is not None
-        assert last is not None
-        self.head, self.tail = first - begun, time.monotonic() - last
-        self.outcome = outcome(output)
-
-
-def kill_at_random(data: Path, output: Path, rng: random.Random, whole: Undisturbed) -> int | None:
-    """Starts a child and kills it; returns the last step that its log told, None if it ended."""
-    done = last_step(output)
-    if done == 0 and rng.random() < 0.4:
-        target, wait = 0, rng.random() * whole.head
-    else:
-        target = min(done + rng.randint(1, 15), STEPS)
-        wait = rng.random() * (0.05 if target < STEPS else whole.tail)
-    child = start(data, output)
-    try:
-        while last_step(output) < target and child.poll() is None:
-            time.sleep(0.002)
-        if done == STEPS:
-            # The log already tells all: nothing to wait for but the process's own start.
-            wait += whole.head
-        time.sleep(wait)
-        if child.poll() is not None:
-            assert child.returncode == 0, f"the child ended with status {child.returncode}"
-            return None
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    return last_step(output)
-
-
-def run(kills: int, seed: int) -> dict:
-    """Returns what happened; raises AssertionError where the outcomes differ."""
-    rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as temporary:
-        data = Path(temporary)
-        prepare(data)
-        whole = Undisturbed(data, data / "undisturbed")
-        moments: list[int] = []
-        runs = 0
-        while len(moments) < kills:
-            runs += 1
-            output = data / f"disturbed{runs}"
-            moment: int | None = 0
-            while moment is not None and len(moments) < kills:
-                moment = kill_at_random(data, output, rng, whole)
-                moments += [] if moment is None else [moment]
-            if moment is not None:
-                assert start(data, output).wait() == 0
-            compare(outcome(output), whole.outcome)
-    return {"kills": kills, "runs": runs, "compared": len(whole.outcome), "killed_after": moments}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    print(json.dumps(run(arguments.kills, arguments.seed)))

@@ -30,20 +30,15 @@ def pairs(*examples):
     return lambda: check_pairs(list(examples))
 
 
+TEMPLATES = ("a { b", "a }", "{}", "{a..b}", "{|x}")
 TOTAL = "give total_steps if and only"
 REFUSED = [
     (adam(learning_rate=0.0), "AdamW: learning_rate must be finite and above 0, got 0.0"),
     (adam(learning_rate="fast"), "AdamW: learning_rate must be a number, got 'fast'"),
     (adam(relative="false"), "AdamW: relative must be True or False, got 'false'"),
     (adam(warmup_steps=0), "warmup_steps must be finite and above 0, got 0"),
-    (
-        adam(warmup_steps=9, decay="cosine", total_steps=9),
-        "warmup_steps=9 must be below total_steps=9",
-    ),
-    (
-        adam(floor=1.5, decay="cosine", total_steps=9),
-        "AdamW: floor must lie in [0, 1], got 1.5",
-    ),
+    (adam(warmup_steps=9, decay="cosine", total_steps=9), "=9 must be below total_steps=9"),
+    (adam(floor=1.5, decay="cosine", total_steps=9), "floor must lie in [0, 1], got 1.5"),
     (adam(decay="cosine"), f"decay='cosine' and total_steps=None: {TOTAL}"),
     (adam(total_steps=9), f"decay='inverse_sqrt' and total_steps=9: {TOTAL}"),
     (adam(decay="linear"), "decay must be one of inverse_sqrt, cosine, got 'linear'"),
@@ -56,21 +51,12 @@ REFUSED = [
         for x in (-1.0, float("inf"))
     ),
     (given(Objective, label_smoothing=1.5), "Objective: label_smoothing must lie in [0, 1), got 1"),
-    (
-        given(Objective, distillation_weight=1.5),
-        "Objective: distillation_weight must lie in [0, 1], got 1.5",
-    ),
-    *(
-        (given(Objective, **{name: "x"}), f"Objective: {name} must be a number, got 'x'")
-        for name in ("label_smoothing", "distillation_weight")
-    ),
+    (given(Objective, distillation_weight=1.5), "distillation_weight must lie in [0, 1], got 1.5"),
+    (given(Objective, label_smoothing="x"), "Objective: label_smoothing must be a number, got 'x'"),
     (given(Teacher, samples=-1), "Teacher: samples must be a whole number of at least 0"),
     (given(Teacher, on_policy_share=1.5), "on_policy_share must lie in [0, 1], got 1.5"),
     (given(Teacher, on_policy_share="half"), "on_policy_share must be a number, got 'half'"),
-    (
-        given(Teacher, refresh_every=0),
-        "Teacher: refresh_every must be a whole number of at least 1",
-    ),
+    (given(Teacher, refresh_every=0), "refresh_every must be a whole number of at least 1, got 0"),
     (given(Teacher, accepted=("beam",)), "accepted must be among greedy, sampled, got 'beam'"),
     (given(Teacher, accepted="greedy"), "must be a tuple of names, got 'greedy'; write ('gr"),
     (given(Teacher, accepted_draft=0), "Teacher: accepted_draft must be a whole number of"),
@@ -81,11 +67,15 @@ REFUSED = [
     (given(Evaluation, batch_size="x"), "Evaluation: batch_size must be a number, got 'x'"),
     (given(Evaluation, at_checkpoints=1), "at_checkpoints must be True or False, got 1"),
     (given(trainer_config, progress="no"), "progress must be True or False, got 'no'"),
-    (
-        given(trainer_config, allow_other_environment=1),
-        "allow_other_environment must be True or False, got 1",
-    ),
+    (given(trainer_config, allow_other_environment=1), "environment must be True or False, got 1"),
     (given(trainer_config, num_steps="ten"), "num_steps must be a number, got 'ten'"),
+    (given(trainer_config, num_steps=1.5), "num_steps must be a whole number of at least 1, got 1"),
+    *(
+        (given(trainer_config, **{name: 0}), f"{name} must be a whole number of at least 1, got 0")
+        for name in ("num_steps", "checkpoint_every", "log_every", "num_devices")
+    ),
+    (given(trainer_config, seed=-1), "seed must be a whole number of at least 0, got -1"),
+    (given(trainer_config, ema_decay=1.0), "ema_decay must lie in [0, 1), got 1.0"),
     (given(HeadConfig, width=0), "HeadConfig: width must be a whole number of at least 1, got 0"),
     (given(HeadConfig, width="8"), "HeadConfig: width must be a number, got '8'"),
     (given(HeadConfig, width=8, blocks=5), "blocks must be a whole number in [0, 4], got 5"),
@@ -106,14 +96,8 @@ REFUSED = [
     (shots(references=1), "references must be a text, got 1"),
     (shots(separator=None), "separator must be a text, got None"),
     (shots(instruction=1), "instruction must be a text, got 1"),
-    *(
-        (lambda text=text: Template(text), "the template")
-        for text in ("a { b", "a }", "{}", "{a..b}", "{|x}")
-    ),
-    (
-        pairs(Example(0, "a", "b"), Example(1, "a")),
-        "example 1 must have a single reference text",
-    ),
+    *((given(Template, source=text), "the template") for text in TEMPLATES),
+    (pairs(Example(0, "a", "b"), Example(1, "a")), "example 1 must have a single reference text"),
     (pairs(), "the source has no examples"),
     (pairs(Example(3, "a", "b\ud800")), "example 3 has half a surrogate pair"),
     (pairs(Example(2, "a", ("b", "c"))), "example 2 must have a single reference text"),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.models import LlamaConfig
+from specjax.data.batching import Batching
 from specjax.runs.run_directory import Store
 from specjax.training import Objective
 from specjax.training.tasks import TextTask
@@ -14,6 +14,7 @@ from tests.training.toy import (
     BATCHING,
     CONFIG,
     EOS,
+    LLAMA,
     Numbers,
     assert_equal_trees,
     copy_pairs,
@@ -23,9 +24,6 @@ from tests.variants import variants
 
 OBJECTIVE = Objective(label_smoothing=0.0, distillation_weight=1.0)
 TASK = TextTask(model=CONFIG, objective=OBJECTIVE, teacher=CONFIG)
-LLAMA = LlamaConfig(
-    vocab_size=12, embed_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=32, num_layers=1
-)
 TEACHER = TASK.init(jax.random.key(1))
 
 
@@ -84,11 +82,7 @@ def test_samples_that_cannot_be_drawn_again_are_named(finished, tmp_path):
 
 @pytest.mark.parametrize("task", [TASK, TextTask(model=LLAMA)], ids=["seq2seq", "decoder_only"])
 def test_the_chosen_rows_have_targets_of_the_student_and_the_others_their_own(tmp_path, task):
-    batching = (
-        BATCHING
-        if task is TASK
-        else BATCHING.__class__(tokens_per_batch=256, bucket_lengths=(8, 16))
-    )
+    batching = Batching(tokens_per_batch=256, bucket_lengths=(8,) if task is TASK else (8, 16))
     batches = task.batches(copy_pairs(60), batching, seed=7, row_multiple=1)
     params = task.init(jax.random.key(2))
     with opened(tmp_path) as run:

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from specjax import Decoder, TextModel
-from specjax.data.batching import PairLayout
 from specjax.data.examples import Example
 from specjax.models import Seq2SeqLM
 from specjax.training.recipe import Evaluation, OutputScorer
-from specjax.training.tasks import TextTask
 from specjax.types import Sampling
-from tests.training.toy import CONFIG, EOS, Numbers, copies, copy_pairs, train_copies
+from tests.training.toy import CONFIG, Numbers, copies, copy_pairs, train_copies
 
 EXAMPLES, PAIRS = copies(10, seed=5), copy_pairs(10, seed=5)
 EVALUATION = Evaluation(metrics=("exact_match", "bleu"), max_new_tokens=40, batch_size=4)
@@ -24,10 +22,9 @@ def scorer(evaluation=EVALUATION, **changes):
 
 
 def endless():
-    """Parameters that write token 5 for ever."""
+    """Parameters that write the token 0 for ever: their logits are all 0."""
     params = Seq2SeqLM(CONFIG).init(jax.random.key(3))
     params["decoder"]["logits_dense"]["kernel"] = jnp.zeros((CONFIG.embed_dim, 12))
-    # Zero logits all: the first token, 0, wins each time.
     return params
 
 
@@ -48,45 +45,25 @@ def test_scores_are_those_of_the_public_decoder_on_the_same_prompts(trained):
     expected = 100.0 * np.mean([t == e.targets for t, e in zip(texts, EXAMPLES, strict=True)])
     assert figures["val_exact_match"] == expected
     assert set(figures) == {"val_exact_match", "val_bleu", "val_cut"}
+    one = dataclasses.replace(EVALUATION, metrics=("exact_match",), limit=1)
+    assert scorer(one)(trained)["val_exact_match"] == 100.0 * (texts[0] == EXAMPLES[0].targets)
+    assert scorer(Evaluation(metrics=()))(trained) == {}
 
 
-def test_outputs_are_the_most_likely_tokens(trained):
-    """Token by token as the whole network at once has it, so the Decoder's evaluation is greedy."""
-    task = TextTask(model=CONFIG)
-    decoder = Decoder(
-        TextModel(Seq2SeqLM(CONFIG), trained, Numbers()),
-        sampling=Sampling(0.0),
-        max_new_tokens=40,
-        batch_size=4,
-    )
-    outputs = decoder([PAIRS[i][0] for i in range(10)], progress=False).tokens
-    pairs = [(PAIRS[i][0], [*output, EOS]) for i, output in enumerate(outputs)]
-    batch = PairLayout().fill(pairs, 10, 48)
-    best = np.asarray(jax.jit(lambda p: task.logits(CONFIG, p, batch))(trained)).argmax(-1)
-    for row, output in enumerate(outputs):
-        np.testing.assert_array_equal(best[row, : len(output)], output)
-
-
-def test_cut_outputs_are_counted_and_told(capsys):
-    score = scorer(progress=True)
-    assert score(endless())["val_cut"] == 10
-    told = capsys.readouterr().err
-    assert "10 of 10 val outputs were cut at MAX_NEW_TOKENS=40; raise it" in told
-
-
-def test_outputs_may_be_longer_than_twice_the_inputs_bucket(monkeypatch):
-    """A short input may have a long answer."""
-    seen = []
-    real = Decoder.__call__
+def test_cut_outputs_are_counted_and_told(capsys, monkeypatch):
+    """They may be longer than twice the inputs' bucket: a short input may have a long answer."""
+    lengths, real = [], Decoder.__call__
 
     def spy(self, prompts, **options):
         result = real(self, prompts, **options)
-        seen.extend(len(tokens) for tokens in result.tokens)
+        lengths.extend(map(len, result.tokens))
         return result
 
     monkeypatch.setattr(Decoder, "__call__", spy)
-    scorer()(endless())
-    assert seen == [40] * 10  # inputs of at most 6 tokens, in a bucket of 16
+    assert scorer(progress=True)(endless())["val_cut"] == 10
+    told = capsys.readouterr().err
+    assert "10 of 10 val outputs were cut at MAX_NEW_TOKENS=40; raise it" in told
+    assert lengths == [40] * 10  # inputs of at most 6 tokens, in a bucket of 16
 
 
 def test_scoring_other_parameters_compiles_nothing(trained):
@@ -114,16 +91,14 @@ def test_inputs_that_do_not_fit_are_told_and_count_as_empty(trained, capsys):
     evaluation = Evaluation(metrics=("exact_match",), max_input_tokens=4, max_new_tokens=40)
     short = scorer(evaluation, progress=True)
     long = [i for i in range(10) if len(PAIRS[i][0]) > 4]
-    assert short.num_skipped == len(long) > 0
-    told = f"{len(long)} of 10 val inputs, which are empty or longer than 4 tokens"
-    assert told in capsys.readouterr().err
+    told = f"skipped {len(long)} of 10 val inputs, which are empty or longer than 4 tokens"
+    assert len(long) > 0 and told in capsys.readouterr().err
     assert short(trained)["val_exact_match"] <= 100.0 - 10.0 * len(long)
-
-
-def test_only_the_first_examples_are_scored_if_so_asked(trained):
-    one = scorer(Evaluation(metrics=("exact_match",), limit=1, max_new_tokens=40))
-    assert one(trained)["val_exact_match"] in (0.0, 100.0)
-    assert scorer(Evaluation(metrics=()))(trained) == {}
+    # Where all are too long, nothing is decoded.
+    examples = [Example(0, "3 4 5 6", "3 4 5 6")]
+    evaluation = dataclasses.replace(evaluation, max_input_tokens=2)
+    score = scorer(evaluation, examples=examples, pairs=copy_pairs(1, seed=0))
+    assert score({}) == {"val_exact_match": 0.0, "val_cut": 0}
 
 
 def test_fewer_texts_than_the_limit_are_reported(capsys):
@@ -131,10 +106,3 @@ def test_fewer_texts_than_the_limit_are_reported(capsys):
         scorer(dataclasses.replace(EVALUATION, limit=limit), progress=True)
         err = capsys.readouterr().err
         assert told in err and bool(told) == bool(err)
-
-
-def test_nothing_but_long_inputs_scores_0():
-    examples = [Example(0, "3 4 5 6", "3 4 5 6")]
-    evaluation = Evaluation(metrics=("exact_match",), max_input_tokens=2)
-    score = scorer(evaluation, examples=examples, pairs=copy_pairs(1, seed=0))
-    assert score({}) == {"val_exact_match": 0.0, "val_cut": 0}

@@ -6,18 +6,24 @@ import numpy as np
 import pytest
 
 from specjax import TextModel, testing
-from specjax.data.batching import JoinedLayout, PairLayout
-from specjax.models import LlamaConfig, model_from_config
+from specjax.data.batching import JoinedLayout, PairBatch, PairLayout
+from specjax.models import Seq2SeqLM, model_from_config
 from specjax.text.teacher_forcing import KnownTexts
 from specjax.tokenizers import ByteTokenizer
 from specjax.training import Teacher
 from specjax.training.tasks import TextTask
-from specjax.training.teacher import AcceptedTokens, accepted_total, draw_pairs
-from tests.training.toy import CONFIG, Numbers, copy_pairs
-
-LLAMA = LlamaConfig(
-    vocab_size=12, embed_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=32, num_layers=1
+from specjax.training.teacher import (
+    SAMPLES_NAME,
+    AcceptedTokens,
+    accepted_total,
+    add_teacher_samples,
+    draw_pairs,
+    stored_pairs,
 )
+from specjax.training.trainer import run_directory
+from tests.training.toy import CONFIG, EOS, LLAMA, Numbers, copy_pairs
+from tests.variants import variants
+
 TASKS = {"encoder_decoder": TextTask(model=CONFIG), "decoder_only": TextTask(model=LLAMA)}
 INPUTS = [copy_pairs(12, seed=2)[i][0] for i in range(12)]
 
@@ -71,12 +77,11 @@ def test_the_total_is_the_sum_over_starts_of_products_of_acceptances(draft):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        pytest.param("encoder_decoder", "greedy", marks=pytest.mark.exhaustive),
+    variants(
+        [(name, text) for name in TASKS for text in ("greedy", "sampled")],
         ("decoder_only", "sampled"),
-        pytest.param("encoder_decoder", "sampled", marks=pytest.mark.exhaustive),
-        pytest.param("decoder_only", "greedy", marks=pytest.mark.exhaustive),
-    ],
+        several=True,
+    ),
 )
 def test_the_figures_are_those_of_their_definitions(name, text):
     task = TASKS[name]
@@ -134,3 +139,69 @@ def test_a_drawn_text_ends_with_the_token_that_ended_it():
     targets = [pairs[i][1].tolist() for i in range(len(pairs))]
     ended = [target for target in targets if target[-1] != word]
     assert ended and all(target[-1] == turn and first not in target for target in ended)
+
+
+MODEL = Seq2SeqLM(CONFIG)
+PARAMS = MODEL.init(jax.random.key(3))
+PAIRS = copy_pairs(6, seed=2)
+
+
+def sample(pairs=PAIRS, params=PARAMS, **changes):
+    options = {"samples": 1, "room": lambda _: 8, "seed": 1, "progress": False, "batch_size": 8}
+    teacher = TextModel(MODEL, params, Numbers())
+    return add_teacher_samples(pairs, teacher, **(options | changes))
+
+
+def test_samples_are_drawn_once_and_follow_the_references(tmp_path):
+    """A draw depends on its place and its round: fewer rounds or inputs move no other."""
+    twice, once = sample(samples=2), sample()
+    rows = [
+        [target.tolist() for _, target in map(x.__getitem__, range(len(x)))] for x in (twice, once)
+    ]
+    assert len(rows[0]) == 18 and rows[0][:12] == rows[1] and rows[0][6:12] != rows[0][12:]
+    assert rows[0][:6] == [PAIRS[i][1].tolist() for i in range(6)]
+    assert all(target[-1] == EOS or len(target) == 8 for target in rows[0])
+    for i in range(18):
+        np.testing.assert_array_equal(twice[i][0], PAIRS[i % 6][0])
+    longest = max(len(PAIRS[i][0]) for i in range(6))
+    fewer = sample(room=lambda n: 8 if n < longest else 0)
+    kept = [i for i in range(6) if len(PAIRS[i][0]) < longest]
+    assert len(fewer) == 6 + len(kept) < 12
+    assert [fewer[6 + n][1].tolist() for n in range(len(kept))] == [rows[1][6 + i] for i in kept]
+    with run_directory(tmp_path / "run", [SAMPLES_NAME]) as run:
+        run.claim({})
+        stored_pairs(run, "teacher", lambda: twice)
+        again = stored_pairs(run, "teacher", lambda: pytest.fail("drawn again"))
+    np.testing.assert_array_equal(again.tokens, twice.tokens)
+    np.testing.assert_array_equal(again.offsets, twice.offsets)
+
+
+def test_samples_follow_the_models_distribution_at_temperature_1():
+    count = 1000
+    source = PAIRS[0][0]
+    # The same input many times, and one token of each draw.
+    many = copy_pairs(1, seed=2)
+    many = type(many)(
+        np.tile(many.tokens, count), np.cumsum([0, *np.tile(many.lengths()[0], count)])
+    )
+    drawn = sample(many, room=lambda n: 1, batch_size=1000)
+    first = np.asarray([drawn[count + i][1][0] for i in range(count)])
+    batch = PairBatch(jnp.asarray(source)[None], jnp.full((1, 1), EOS, jnp.int32))
+    logits = TASKS["encoder_decoder"].logits(CONFIG, PARAMS, batch)
+    expected = np.asarray(jax.nn.softmax(logits[0, 0]))
+    observed = np.bincount(first, minlength=CONFIG.vocab_size)
+    chi2 = float(((observed - count * expected) ** 2 / (count * expected)).sum())
+    # 11 degrees of freedom: 31.3 is exceeded with probability 0.001.
+    assert chi2 < 31.3
+
+
+def test_a_sample_that_was_cut_off_does_not_teach_to_end_there():
+    endless = jax.tree.map(jnp.array, PARAMS)
+    kernel = endless["decoder"]["logits_dense"]["kernel"]
+    endless["decoder"]["logits_dense"]["kernel"] = kernel.at[:, EOS].set(0.0).at[:, 5].add(3.0)
+    more = sample(params=endless)
+    targets = [more[i][1] for i in range(6, 12)]
+    assert any(EOS not in target for target in targets)
+    for target in targets:
+        assert EOS not in target[:-1]
+        assert len(target) == 8 or target[-1] == EOS

@@ -5,7 +5,7 @@ import numpy as np
 
 from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import Example
-from specjax.models import T5Config
+from specjax.models import LlamaConfig, T5Config
 from specjax.tokenizers import Tokenizer
 from specjax.training import (
     AdamW,
@@ -28,6 +28,9 @@ CONFIG = T5Config(
     num_encoder_layers=1,
     num_decoder_layers=1,
     dropout_rate=0.1,
+)
+LLAMA = LlamaConfig(
+    vocab_size=12, embed_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=32, num_layers=1
 )
 OPTIMIZER = AdamW(learning_rate=0.05, warmup_steps=30, relative=True)
 OBJECTIVE = Objective(label_smoothing=0.0)
