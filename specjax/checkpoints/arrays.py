@@ -102,14 +102,9 @@ def check_same(
     remedy: str,
     unknown: Iterable[str] | None = None,
 ) -> None:
-    """Checks that a checkpoint has the arrays that a configuration needs.
+    """Checks that a checkpoint's `stored` arrays are those that a configuration needs.
 
-    Args:
-      path: the checkpoint.
-      stored: its arrays.
-      expected: the expected shapes by name.
-      remedy: advice to the user.
-      unknown: arrays that are not expected; by default those of other names.
+    `unknown` are those that are not expected; by default those of other names.
     """
     unknown = set(stored) - set(expected) if unknown is None else unknown
     wrong = [
@@ -173,15 +168,8 @@ def materialise(
 
     Besides the finished parameters, the host holds at most one source array (none if it is a memory
     map) and the copies of one parameter in the target dtype. The largest arrays come first, while
-    there is most memory.
-
-    Args:
-      reader: the open checkpoint.
-      pieces: by parameter path.
-      dtype: of all parameters.
-      shardings: by parameter path.
-      check: whether to search each array for NaN and infinity.
-      others: for the paths of parameters in another form: a function that makes and places it.
+    there is most memory. With `check`, each array is searched for NaN and infinity. `others` has,
+    for the paths of parameters in another form, a function that makes and places it.
     """
     users: dict[str, list[str]] = {}
     for path, piece in pieces.items():

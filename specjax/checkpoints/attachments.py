@@ -60,10 +60,8 @@ def has_head(directory: str | os.PathLike[str]) -> bool:
 def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Head:
     """Reads the head of a drafter's directory; see `Head.check_drafter`.
 
-    Args:
-      directory: the drafter's, which contains `acceptance_head/`.
-      check_weights: whether to compare the files with their checksums, and to search the arrays
-        for NaN and infinity.
+    With `check_weights`, the files are compared with their checksums, and the arrays are searched
+    for NaN and infinity.
     """
     place = Path(directory) / HEAD_NAME
     if not place.is_dir():

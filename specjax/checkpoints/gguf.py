@@ -22,18 +22,13 @@ from specjax.tokenizers.gguf_files import (
     DIVISORS,
     WHOLE,
     Header,
-    Tensor,
     read_header,
     rope_divisors,
 )
 from specjax.tokenizers.model_files import SpecialIds
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_WHOLE = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYERS = {
     "attn_norm": "input_layernorm",
     **{f"attn_{a}": f"self_attn.{a}_proj" for a in "qkv"},
@@ -58,6 +53,7 @@ class GGUFReader:
         self._architecture = header.metadata["general.architecture"]
         self._places: dict[str, tuple[Any, int, tuple[int, ...]]] = {}
         self.specs: dict[str, ArraySpec] = {}
+        quants = self._gguf.quants
         end = next((tensor.start for tensor in header.tensors.values()), 0)
         alignment = header.metadata.get("general.alignment", 32)
         for stored, tensor in header.tensors.items():
@@ -66,27 +62,24 @@ class GGUFReader:
                     f"{file} is damaged ({stored} does not follow the tensor before it); download "
                     "or copy it again"
                 )
-            self._add(stored, tensor)
             end = tensor.start + tensor.size
+            kind, block = tensor.kind, self._gguf.GGML_QUANT_SIZES[tensor.kind][1]
+            try:
+                quants.dequantize(np.zeros((1, block), np.uint8), kind)
+            except NotImplementedError as error:
+                raise UserError(
+                    f"{file}: the type of {stored} cannot be read ({error}); take a file of "
+                    "another quantisation, such as Q8_0, Q4_K_M or F16"
+                ) from None
+            name = self._name(stored)
+            if name in self.specs:
+                raise UserError(f"{file}: {stored} and another tensor are both {name}")
+            dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
+            rows = quants.quant_shape_to_byte_shape(tensor.shape, kind)
+            self._places[name] = (kind, tensor.start, rows)
+            self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, tensor.size)
         if self._architecture == "llama":
             self.specs.pop(DIVISORS, None)
-
-    def _add(self, stored: str, tensor: Tensor) -> None:
-        quants, kind = self._gguf.quants, tensor.kind
-        try:
-            quants.dequantize(np.zeros((1, self._gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-        except NotImplementedError as error:
-            raise UserError(
-                f"{self.directory}: the type of {stored} cannot be read ({error}); take a file of "
-                "another quantisation, such as Q8_0, Q4_K_M or F16"
-            ) from None
-        name = self._name(stored)
-        if name in self.specs:
-            raise UserError(f"{self.directory}: {stored} and another tensor are both {name}")
-        dtype = jnp.dtype(_FLOATS.get(kind.name, "float32"))
-        rows = quants.quant_shape_to_byte_shape(tensor.shape, kind)
-        self._places[name] = (kind, tensor.start, rows)
-        self.specs[name] = ArraySpec(tensor.shape, dtype, kind.name, tensor.size)
 
     def _name(self, stored: str) -> str:
         match = _NAME.fullmatch(stored)

@@ -28,8 +28,8 @@ from specjax.checkpoints.hf import (
     SafetensorsReader,
     array_of,
     config_to_hf,
+    renaming_of,
     sources,
-    stored_as,
 )
 from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
@@ -46,7 +46,6 @@ from specjax.models.heads.head import (
     OUTPUT,
     TO_DRAFT,
     TO_TEXT,
-    Published,
 )
 from specjax.tokenizers.model_files import SpecialIds, read_json, read_json_if_there, write_json
 from specjax.types import Params
@@ -135,7 +134,7 @@ def load_draft_head(
     head = draft_head(dataclasses.replace(config, layers=layers), verifier)
     shapes = {n: tuple(x.shape) for n, x in flatten(head.abstract_params()["network"]).items()}
     lines = {
-        place: stored_as(opened.reader, opened.stored(config, opened.layer, place), shape)
+        place: renaming_of(opened.reader, opened.stored(config, opened.layer, place), shape)
         for place, shape in shapes.items()
     }
     expected, pieces = sources(opened.reader, config.layers, lines, shapes)
@@ -200,32 +199,70 @@ def save_draft_head(
         raise UserError(
             f"an {head.config.kind} head cannot be written: speculators has no such format"
         )
+    config, theirs = head.config, head.verifier.config
     disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
-    values = _config(kind, published, head, verifier_name, disk, max_draft)
+    sizes = set(filter(None, config.windows))
+    inner = config_to_hf(config.layers, SpecialIds(), disk) | {
+        "sliding_window": max(sizes, default=None),
+        "use_sliding_window": bool(sizes),
+        "layer_types": [FULL if x is None else SLIDING for x in config.windows],
+    }
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": config.most_drafts or max_draft,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    values = {
+        "architectures": [published.network],
+        "speculators_model_type": published.name,
+        "speculators_config": {
+            "algorithm": published.name,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": {
+                "name_or_path": verifier_name,
+                "architectures": [family_of(theirs).architectures[0]],
+            },
+        },
+        "num_target_layers": len(theirs.style.layers),
+        "dtype": disk.name,
+        "tie_word_embeddings": False,
+        **kind.to_hf(head, inner),
+        "specjax": {} if config.cross_layer is None else {"cross_layer": config.cross_layer},
+    }
     if max_position_embeddings is not None:
         values["transformer_layer_config"]["max_position_embeddings"] = max_position_embeddings
     if verifier_params is not None:
         values["specjax"]["verifier_fingerprint"] = fingerprint_of(verifier_params)
     parts: dict[str, list[Renaming]] = {}
     for place in flat:
-        line = kind.stored(head.config, published.layer, place)[0]
+        line = kind.stored(config, published.layer, place)[0]
         parts.setdefault(line.hf, []).append(line)
     arrays = {
-        name: array_of(head.config.layers, sorted(lines, key=lambda x: x.part or 0), flat, disk)
+        name: array_of(config.layers, sorted(lines, key=lambda x: x.part or 0), flat, disk)
         for name, lines in parts.items()
     }
     if "places" in params:
         places = np.asarray(params["places"])
-        arrays[TO_DRAFT] = places < head.config.rows
-        tokens = np.argsort(places, kind="stable")[: head.config.rows]
+        arrays[TO_DRAFT] = places < config.rows
+        tokens = np.argsort(places, kind="stable")[: config.rows]
         arrays[TO_TEXT] = (tokens - np.arange(tokens.size)).astype(np.int64)
     if portable:
         assert verifier_params is not None
-        _check_portable(head, published)
+        style, wrong = theirs.style, None
+        if config.is_ours:
+            wrong = "reads an encoder's output, or has a mask that is learnt"
+        elif family_of(config.layers).name not in published.families:
+            wrong = "has other layers than Qwen 3's"
+        elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):
+            wrong = "is for a verifier that scales its embedding or its logits"
+        if wrong is not None:
+            raise UserError(f"this {published.kind} head {wrong}: speculators cannot read it")
         rows = tokens if "places" in params else slice(None)
         embedding = np.asarray(verifier_params["token_embedder"]["embedding"])
         matrices = {EMBEDDING: embedding, OUTPUT: embedding[rows]}
-        if not head.verifier.config.tie_embeddings:
+        if not theirs.tie_embeddings:
             kernel = verifier_params["decoder"]["logits_dense"]["kernel"]
             matrices[OUTPUT] = np.asarray(kernel).T[rows]
         missing = set(published.copies) - set(arrays)
@@ -237,72 +274,16 @@ def save_draft_head(
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", file)
         write_checksums(directory, lambda name: name == SINGLE)
-        _check_readable(directory, head)
+        # Refuses a head of which the format does not keep all. Layers are written as those of a
+        # model; a portable head has the verifier's matrices, too.
+        again = open_draft_head(directory).config_for(head.verifier)
+        names = {x.name for x in dataclasses.fields(config)}
+        names -= {"layers", "own_embedding", "own_output"}
+        values = {x: getattr(config, x) for x in sorted(names)}
+        lost = [f"{x}={y}" for x, y in values.items() if getattr(again, x, None) != y]
+        if lost:
+            raise UserError(
+                f"{config.kind} head with {', '.join(lost)} cannot be written: speculators has no "
+                "such format"
+            )
     return Path(path)
-
-
-# Refuses a head of which the format does not keep all.
-def _check_readable(directory: Path, head: DraftHead) -> None:
-    read, ours = open_draft_head(directory).config_for(head.verifier), head.config
-    # Layers are written as those of a model; a portable head has the verifier's matrices, too.
-    names = {x.name for x in dataclasses.fields(ours)} - {"layers", "own_embedding", "own_output"}
-    differing = [x for x in sorted(names) if getattr(read, x, None) != getattr(ours, x)]
-    if differing:
-        raise UserError(
-            f"{ours.kind} head with {', '.join(f'{x}={getattr(ours, x)}' for x in differing)} "
-            "cannot be written: speculators has no such format"
-        )
-
-
-def _check_portable(head: DraftHead, published: Published) -> None:
-    style, wrong = head.verifier.config.style, None
-    if head.config.is_ours:
-        wrong = "reads an encoder's output, or has a mask that is learnt"
-    elif family_of(head.config.layers).name not in published.families:
-        wrong = "has other layers than Qwen 3's"
-    elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):
-        wrong = "is for a verifier that scales its embedding or its logits"
-    if wrong is not None:
-        raise UserError(f"this {published.kind} head {wrong}: speculators cannot read it")
-
-
-def _config(
-    kind: type[HeadFiles],
-    published: Published,
-    head: DraftHead,
-    verifier_name: str | None,
-    dtype: np.dtype,
-    drafts: int,
-) -> dict[str, Any]:
-    config, theirs, name = head.config, head.verifier.config, published.name
-    sizes = set(filter(None, config.windows))
-    inner = config_to_hf(config.layers, SpecialIds(), dtype) | {
-        "sliding_window": max(sizes, default=None),
-        "use_sliding_window": bool(sizes),
-        "layer_types": [FULL if x is None else SLIDING for x in config.windows],
-    }
-    method = {
-        "proposal_type": "greedy",
-        "speculative_tokens": config.most_drafts or drafts,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    verifier = {
-        "name_or_path": verifier_name,
-        "architectures": [family_of(theirs).architectures[0]],
-    }
-    return {
-        "architectures": [published.network],
-        "speculators_model_type": name,
-        "speculators_config": {
-            "algorithm": name,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [method],
-            "verifier": verifier,
-        },
-        "num_target_layers": len(theirs.style.layers),
-        "dtype": dtype.name,
-        "tie_word_embeddings": False,
-        **kind.to_hf(head, inner),
-        "specjax": {} if config.cross_layer is None else {"cross_layer": config.cross_layer},
-    }

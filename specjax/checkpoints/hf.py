@@ -4,6 +4,7 @@ A family (`specjax.models.family`) interprets its fields and names.
 """
 
 import functools
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,10 +49,10 @@ SHARD_BYTES = 5 * 10**9
 _EMBEDDING, _LOGITS = "token_embedder/embedding", "decoder/logits_dense/kernel"
 _TIED = "tie_word_embeddings"
 # What is read of safetensors' dtypes; others, floats of 4 to 8 bits and C64, are refused.
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_DTYPES |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
-_DTYPES |= {f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)}
-_DTYPES["BOOL"] = "bool"
+_DTYPES = {"BF16": "bfloat16", "BOOL": "bool"}
+_DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
+for _bits in (8, 16, 32, 64):
+    _DTYPES |= {f"I{_bits}": f"int{_bits}", f"U{_bits}": f"uint{_bits}"}
 
 
 class SafetensorsReader:
@@ -186,8 +187,13 @@ def open_hf(
     if reader is not None:
         path = reader.directory  # a GGUF file has no config.json
     family, nested = _family(values, path)
-    if nested is not None:
-        values = _inner_fields(values, nested, path)
+    if nested is not None and nested.field:
+        inner = values.get(nested.field)
+        if not isinstance(inner, dict):
+            raise UserError(f"{path}: {nested.field}={inner!r} must be an object")
+        # transformers obeys the outer field alone, of which null means false.
+        outer = {_TIED: values[_TIED] is not None and values[_TIED]} if _TIED in values else {}
+        values = {name: value for name, value in inner.items() if name != _TIED} | outer
     reader = reader or SafetensorsReader(directory, nested)
     embedding, output = _embedding(reader, family), family.hf_name(_LOGITS).hf
     denied = values.get(_TIED) is False
@@ -201,13 +207,13 @@ def open_hf(
         same = same_values(reader.read(output), reader.read(embedding))
         return "copied" if same else "separate"
 
-    read = HFFields(values, path, head).read(family.from_hf)
-    if read.tie_embeddings and embedding is not None and head() == "separate":
+    found = HFFields(values, path, head).read(family.from_hf)
+    if found.tie_embeddings and embedding is not None and head() == "separate":
         raise UserError(
             f"{path}: tie_word_embeddings is true, but {output} differs from the embedding; "
             "set it to false if the head is untied"
         )
-    return reader, read, default_ids(read)
+    return reader, found, default_ids(found)
 
 
 def default_ids(config: ModelConfig) -> SpecialIds:
@@ -226,18 +232,18 @@ def _family(values: Mapping[str, Any], path: Path) -> tuple[Family, Nested | Non
         )
     family = FAMILIES[name] if name in FAMILIES else around[name]
     nested = _nested(family, name)
-    named = values.get("architectures") or []
-    if not isinstance(named, list) or not all(isinstance(a, str) for a in named):
-        raise UserError(f"{path}: architectures={named!r} must be a list of names")
+    networks = values.get("architectures") or []
+    if not isinstance(networks, list) or not all(isinstance(a, str) for a in networks):
+        raise UserError(f"{path}: architectures={networks!r} must be a list of names")
     possible = family.architectures if nested is None else nested.architectures
-    if named and not set(named) & set(possible):
+    if networks and not set(networks) & set(possible):
         raise UserError(
-            f"{path}: architectures={named} must name {possible[0]}, the network of "
+            f"{path}: architectures={networks} must name {possible[0]}, the network of "
             f"model_type {name!r}"
         )
     quantised = values.get("quantization_config")
-    if quantised and not (isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+    if quantised and (method != "mxfp4" or method is quantised):
         raise UserError(
             f"{path}: quantization_config is set to {method!r}, but only mxfp4 is supported; use "
             "the float32 or bfloat16 files, or delete the field if the arrays are not quantised"
@@ -250,17 +256,6 @@ def _nested(family: Family, model_type: str) -> Nested | None:
     return around if around is not None and around.model_type == model_type else None
 
 
-def _inner_fields(values: Mapping[str, Any], nested: Nested, path: Path) -> dict[str, Any]:
-    if not nested.field:
-        return dict(values)
-    inner = values.get(nested.field)
-    if not isinstance(inner, dict):
-        raise UserError(f"{path}: {nested.field}={inner!r} must be an object")
-    # transformers obeys the outer field alone, of which null means false.
-    outer = {_TIED: False if values[_TIED] is None else values[_TIED]} if _TIED in values else {}
-    return {name: value for name, value in inner.items() if name != _TIED} | outer
-
-
 def _embedding(reader: HFReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
     names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
@@ -271,7 +266,7 @@ def hf_pieces(
 ) -> dict[str, Piece]:
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
-    lines = {path: stored_as(reader, family.hf_names(path), shapes[path]) for path in shapes}
+    lines = {path: renaming_of(reader, family.hf_names(path), shapes[path]) for path in shapes}
     tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
     stored = _embedding(reader, family, tied)
     copies = dict(family.second_copies)
@@ -280,8 +275,8 @@ def hf_pieces(
         lines[_EMBEDDING] = lines[_EMBEDDING]._replace(hf=stored)
     expected, pieces = sources(reader, config, lines, shapes)
     # The replacement of a missing array may be its quantised form.
-    taken = expected if set(expected) <= set(reader.specs) else reader.specs
-    check_floating(reader.directory, {name: reader.specs[name] for name in taken})
+    parameters = expected if set(expected) <= set(reader.specs) else reader.specs
+    check_floating(reader.directory, {name: reader.specs[name] for name in parameters})
     unknown = []
     for name in set(reader.specs) - set(expected):
         if re.fullmatch(family.unused, name):
@@ -296,10 +291,9 @@ def hf_pieces(
     return pieces
 
 
-def stored_as(reader: HFReader, known: Sequence[Renaming], shape: tuple[int, ...]) -> Renaming:
+def renaming_of(reader: HFReader, names: Sequence[Renaming], shape: tuple[int, ...]) -> Renaming:
     """Those names of a parameter that the checkpoint has, or the first."""
-    there = (line for line in known if line.arrays(shape)[0].hf in reader.specs)
-    return next(there, known[0])
+    return next((x for x in names if x.arrays(shape)[0].hf in reader.specs), names[0])
 
 
 def sources(
@@ -324,7 +318,7 @@ def sources(
     for path, stacked in names.items():
         if "{e}" in lines[path].hf:
             views[path] = functools.partial(_stack, reader, stacked)
-    for name, paths in joined(lines).items():
+    for name, paths in joint_arrays(lines).items():
         line, shape = lines[paths[0]], stored_shapes[paths[0]]
         if line.alternating:
             expected[name] = (*shape[:-1], shape[-1] * len(paths))
@@ -342,7 +336,7 @@ def sources(
     return expected, pieces
 
 
-def joined(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
+def joint_arrays(lines: Mapping[str, Renaming]) -> dict[str, list[str]]:
     """The arrays that join several parameters: name -> the parameters' paths, in order."""
     parts: dict[str, list[str]] = {}
     for path, line in sorted(lines.items(), key=lambda item: item[1].part or 0):
@@ -431,14 +425,6 @@ def longest_context(directory: Path) -> int | None:
     return longest if isinstance(longest, int) else None
 
 
-def _set_longest(values: dict[str, Any], longest: int) -> None:
-    if "max_position_embeddings" in values:
-        values["max_position_embeddings"] = longest
-    for inner in values.values():
-        if isinstance(inner, dict):
-            _set_longest(inner, longest)
-
-
 def write_hf(
     directory: Path,
     config: ModelConfig,
@@ -449,21 +435,15 @@ def write_hf(
     shard_bytes: int = SHARD_BYTES,
     max_position_embeddings: int | None = None,
 ) -> None:
-    """Writes config.json and safetensors into an existing directory.
+    """Writes config.json and safetensors of `dtype` into an existing directory.
 
-    Args:
-      directory: the directory.
-      config: the model's configuration.
-      params: its parameters by path.
-      ids: its special ids.
-      dtype: of the arrays on disk.
-      shard_bytes: the size above which the arrays are split into several files with an index.
-      max_position_embeddings: for config.json, if a family has the field; its usual value by
-        default.
+    Arrays of more than `shard_bytes` are split into several files with an index.
     """
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None:
-        _set_longest(values, max_position_embeddings)
+        for fields in (values, *(x for x in values.values() if isinstance(x, dict))):
+            if "max_position_embeddings" in fields:
+                fields["max_position_embeddings"] = max_position_embeddings
     lines = {path: family_of(config).hf_name(path) for path in params}
     arrays: dict[str, list[Renaming]] = {
         array.hf: [array]
@@ -471,26 +451,21 @@ def write_hf(
         if line.part is None
         for array in line.arrays(params[path].shape)
     }
-    arrays |= {name: [lines[path] for path in paths] for name, paths in joined(lines).items()}
+    arrays |= {name: [lines[path] for path in paths] for name, paths in joint_arrays(lines).items()}
     if config.tie_embeddings and not values["tie_word_embeddings"]:
         # Untied in the file, so an equal head is written.
         output = family_of(config).hf_name(_LOGITS).hf
         arrays[output] = [Renaming(output, _EMBEDDING)]
-    sizes = {
-        name: sum(
-            params[x.path].size // (1 if x.expert is None else len(params[x.path])) for x in parts
-        )
-        for name, parts in arrays.items()
-    }
     shards: list[list[str]] = [[]]
-    filled = 0
-    for name, size in sizes.items():
-        nbytes = size * dtype.itemsize
+    filled = total = 0
+    for name, parts in arrays.items():
+        shapes = (params[x.path].shape[x.expert is not None :] for x in parts)
+        nbytes = sum(map(math.prod, shapes)) * dtype.itemsize
         if filled and filled + nbytes > shard_bytes:
             shards.append([])
             filled = 0
         shards[-1].append(name)
-        filled += nbytes
+        filled, total = filled + nbytes, total + nbytes
     write_json(directory / "config.json", values)
     weight_map = {}
     for number, shard in enumerate(shards, 1):
@@ -504,6 +479,5 @@ def write_hf(
         # The library makes its files readable only by their owner.
         shutil.copymode(directory / "config.json", directory / name)
     if len(shards) > 1:
-        total = sum(sizes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(directory / INDEX, index)

@@ -71,13 +71,9 @@ def ignored_settings(directory: Path) -> dict[str, Any]:
 def warn_of_settings(
     model: str, settings: Mapping[str, Any], *, has_encoder: bool, processors: Collection[str]
 ) -> None:
-    """Warns of settings that a decoder does not apply.
+    """Warns of settings from `ignored_settings` that no processor of a decoder applies.
 
-    Args:
-      model: the model's directory.
-      settings: from `ignored_settings`.
-      has_encoder: transformers' penalties then count only the output.
-      processors: the names of the decoder's processors.
+    If the model has an encoder, transformers' penalties count only the output.
     """
     over = ", over='output'" if has_encoder else ""
     named, same = [], []

@@ -83,14 +83,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A recognised checkpoint, before its arrays are read.
+    """A recognised checkpoint, before its arrays are read; see `LoadedModel`.
 
-    Attributes:
-      path: the directory that holds the arrays.
-      format: "hf", "t5x", "orbax" or "gguf".
-      ids: its special ids.
-      pieces: finds the source of each parameter; raises if an array is missing or unknown.
-      step: the training step, of T5X checkpoints.
+    `pieces` finds the source of each parameter; it raises if an array is missing or unknown.
     """
 
     reader: ArrayReader
@@ -174,27 +169,28 @@ def load_model(
     stored = requested.get("param_dtype", requested.get("dtype", kept))
     model = make(opened.config.replace(dtype=requested.get("dtype", stored), param_dtype=stored))
     placed = _shardings(model, shapes, mesh, rules, shardings)
-    _check_room(opened.path, shapes, stored, placed, weights)
+    needed = 0
+    for name, shape in shapes.items():
+        form = stored if int8_form(name, shape, weights) is None else np.int8
+        needed += nbytes(jax.ShapeDtypeStruct(shape, form), placed[name])
+    devices: set[jax.Device] = set().union(*(x.device_set for x in placed.values()))
+    remedy = "over more devices (`mesh`)"
+    if not weights:
+        remedy = f"with weights='int8', with dtype='bfloat16', or {remedy}"
+    what = f"{opened.path}: the parameters in {weights or stored}"
+    check_fits(what, needed, f"load them {remedy}", devices)
     options: Any = {"dtype": stored, "shardings": placed, "check": check_weights}
     others = int8_placers(shapes, placed, weights, opened.path if check_weights else None)
     spread = any(len(one.device_set) > 1 for one in placed.values())
-    whole = others or opened.format != "orbax"
-    if spread and not whole and isinstance(opened.reader, OrbaxReader):
-        params = opened.reader.shards(**options)
+    reader = opened.reader
+    if spread and not others and opened.format == "orbax" and isinstance(reader, OrbaxReader):
+        params = reader.shards(**options)
     else:
-        params = materialise(opened.reader, pieces, others=others, **options)
-    return LoadedModel(
-        model=model,
-        params=params,
-        config=model.config,
-        path=opened.path,
-        format=opened.format,
-        special_ids=dataclasses.replace(
-            ids, decoder_start=getattr(model.config, "decoder_start_token", None)
-        ),
-        step=opened.step,
-        stored_dtype=disk,
-    )
+        params = materialise(reader, pieces, others=others, **options)
+    starts = getattr(model.config, "decoder_start_token", None)
+    ids = dataclasses.replace(ids, decoder_start=starts)
+    where = opened.path, opened.format
+    return LoadedModel(model, params, model.config, *where, ids, opened.step, disk)
 
 
 def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) -> ModelConfig:
@@ -259,9 +255,9 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
                 f"`config` is the gin file {config}, which is only for T5X checkpoints, but {path} "
                 "is a GGUF file; leave it out"
             )
-        reader, read, ids = open_gguf(path, config)
-        pieces = functools.partial(hf_pieces, reader, read)
-        return Opened(reader, read, read_header(path).directory, "gguf", ids, pieces)
+        reader, network, ids = open_gguf(path, config)
+        pieces = functools.partial(hf_pieces, reader, network)
+        return Opened(reader, network, read_header(path).directory, "gguf", ids, pieces)
     if not path.is_dir():
         parent = path.absolute().parent
         raise UserError(
@@ -278,8 +274,9 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
             )
         if ours:
             return _open_ours(path, explicit)
-        reader, read, ids = open_hf(path, explicit)
-        return Opened(reader, read, path, "hf", ids, functools.partial(hf_pieces, reader, read))
+        reader, network, ids = open_hf(path, explicit)
+        pieces = functools.partial(hf_pieces, reader, network)
+        return Opened(reader, network, path, "hf", ids, pieces)
     checkpoint = t5x_directory(path)
     if checkpoint is None:
         raise UserError(
@@ -365,27 +362,6 @@ def _shardings(
             f"`shardings` must be a tree like the parameters; they differ in {condense(differing)}"
         )
     return flat
-
-
-def _check_room(
-    path: Path,
-    shapes: Shapes,
-    dtype: np.dtype,
-    shardings: Mapping[str, jax.sharding.Sharding],
-    weights: str | None,
-) -> None:
-    needed = 0
-    for name, shape in shapes.items():
-        stored = dtype if int8_form(name, shape, weights) is None else np.int8
-        needed += nbytes(jax.ShapeDtypeStruct(shape, stored), shardings[name])
-    check_fits(
-        f"{path}: the parameters in {weights or dtype}",
-        needed,
-        "load them over more devices (`mesh`)"
-        if weights
-        else "load them with weights='int8', with dtype='bfloat16', or over more devices (`mesh`)",
-        set().union(*(sharding.device_set for sharding in shardings.values())),
-    )
 
 
 # The fields of a size; a fine-tuned model may have another vocabulary or dropout.

@@ -41,7 +41,7 @@ class OrbaxReader:
             try:
                 tree = self._checkpointer.metadata(self.directory).item_metadata.tree
             except Exception as error:  # Orbax and TensorStore raise many kinds
-                raise UserError(_damaged(directory, error)) from None
+                raise UserError(_damage(directory, error)) from None
         self.specs = {
             name.removeprefix(self._prefix): ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype))
             for name, leaf in flatten(tree).items()
@@ -78,7 +78,7 @@ class OrbaxReader:
         except jax.errors.JaxRuntimeError:
             raise  # another process has failed, not the checkpoint
         except Exception as error:
-            raise UserError(_damaged(self.directory, error)) from None
+            raise UserError(_damage(self.directory, error)) from None
         return value
 
 
@@ -86,7 +86,7 @@ def _check_ocdbt(directory: Path) -> None:
     manifest = directory / "manifest.ocdbt"
     if not manifest.is_file():
         if os.path.lexists(manifest) or any(directory.glob("ocdbt.process_*")):
-            raise UserError(_damaged(directory, FileNotFoundError(f"{manifest.name} is no file")))
+            raise UserError(_damage(directory, FileNotFoundError(f"{manifest.name} is no file")))
         return
     try:
         store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{directory}/"}).result()
@@ -94,10 +94,10 @@ def _check_ocdbt(directory: Path) -> None:
         for reading in [store.read(key) for key in described]:
             reading.result()
     except ValueError as error:
-        raise UserError(_damaged(directory, error)) from None
+        raise UserError(_damage(directory, error)) from None
 
 
-def _damaged(directory: Path, error: Exception) -> str:
+def _damage(directory: Path, error: Exception) -> str:
     what = f"{type(error).__name__}: {brief(error)}"
     return f"{directory} is cut short or damaged ({what}); copy it again"
 

@@ -30,40 +30,27 @@ def int8_placers(
     form: str | None,
     check: Path | None,
 ) -> dict[str, Callable[[View], Int8Weight]]:
-    """The functions that quantise and place the matrices of a model.
+    """The functions that quantise and place the matrices of a model, by path.
 
-    Args:
-      shapes: of the parameters, by path.
-      shardings: of the parameters, by path.
-      form: see `specjax.models.int8.int8_form`.
-      check: the checkpoint, to search its matrices for NaN and infinity; None: not to.
+    `form` is that of `specjax.models.int8.int8_form`; `check` the checkpoint, to search its
+    matrices for NaN and infinity; None: not to.
     """
-    kinds = {path: int8_form(path, shape, form) for path, shape in shapes.items()}
-    return {
-        path: functools.partial(
-            _quantised,
-            kind=kind,
-            name=None if check is None else f"{check}: {path}",
-            places=(shardings[path], _of_scales(path, shapes[path], shardings[path], kind)),
-            of_block=_quantiser(kind),
-        )
-        for path, kind in kinds.items()
-        if kind is not None
-    }
+    placers: dict[str, Callable[[View], Int8Weight]] = {}
+    for path, shape in shapes.items():
+        if (kind := int8_form(path, shape, form)) is not None:
+            name = None if check is None else f"{check}: {path}"
+            places = shardings[path], _of_scales(path, shape, shardings[path], kind)
+            _quantiser(kind)  # says at once that Qwix is missing
+            placers[path] = functools.partial(_quantise, kind=kind, name=name, places=places)
+    return placers
 
 
-def _quantised(
-    view: View,
-    *,
-    kind: type[Int8Weight],
-    name: str | None,
-    places: tuple[Sharding, Sharding],
-    of_block: Callable[[np.ndarray], tuple[Any, Any]],
+def _quantise(
+    view: View, *, kind: type[Int8Weight], name: str | None, places: tuple[Sharding, Sharding]
 ) -> Int8Weight:
-    axis = kind.channel_axis()
+    axis, of_block = kind.channel_axis(), _quantiser(kind)
     values = np.empty(view.shape, np.int8)
     scales = np.empty((*view.shape[:-2], view.shape[-2:][axis]), np.float32)
-    stacked = len(view.shape) == 3
     parts = matrices_of(view, values, scales)
     for number, (matrix, in_8_bits, of_channels) in enumerate(parts):
         step = max(1, _BLOCK // max(1, matrix.shape[1 - axis]))
@@ -72,16 +59,14 @@ def _quantised(
             at = (slice(None),) * axis + (channels,)
             block = copy_as(matrix[at], np.dtype(np.float32))
             if name is not None:
-                begins = (0, start) if axis else (start, 0)
-                if stacked:
-                    check_finite(name, block[None], (number, *begins))
-                else:
-                    check_finite(name, block, begins)
+                begins = (number, 0, start) if axis else (number, start, 0)
+                dims = len(view.shape)
+                check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
             in_8_bits[at], of_channels[channels] = map(np.asarray, of_block(block))
-    return kind(_placed(values, places[0]), _placed(scales, places[1]))
+    return kind(_place(values, places[0]), _place(scales, places[1]))
 
 
-def _placed(array: np.ndarray, sharding: Sharding) -> jax.Array:
+def _place(array: np.ndarray, sharding: Sharding) -> jax.Array:
     cut = jax.make_array_from_callback(
         array.shape, sharding, lambda index: np.ascontiguousarray(array[index])
     )

@@ -90,36 +90,35 @@ def save_model(
     check_format(config, format)
     disk_dtype = _disk_dtype(flat, dtype)
     ids = _all_ids(config, special_ids, tokenizer_from)
+    longest: dict[str, Any] = {"max_position_embeddings": max_position_embeddings}
     with new_directory(Path(path), replace=replace) as directory:
         if tokenizer_from is not None and jax.process_index() == 0:
             copy_tokenizer_files(Path(tokenizer_from), directory)
         if format == "hf":
-            longest = max_position_embeddings
-            hf.write_hf(
-                directory, config, flat, ids=ids, dtype=disk_dtype, max_position_embeddings=longest
-            )
+            hf.write_hf(directory, config, flat, ids=ids, dtype=disk_dtype, **longest)
         elif format == "t5x":
             assert isinstance(config, T5Config)
             written, arrays = as_t5x(config, flat)
             t5x.write_t5x(directory, arrays, step=step, dtype=disk_dtype)
             (directory / GIN_FILES[0]).write_text(gin_text({"": written}))
         else:
-            orbax.write_orbax(
-                directory,
-                jax.tree.map(
-                    lambda x: x if x.dtype == disk_dtype else x.astype(disk_dtype), params
-                ),
-            )
+            same = lambda x: x if x.dtype == disk_dtype else x.astype(disk_dtype)  # noqa: E731
+            orbax.write_orbax(directory, jax.tree.map(same, params))
             stored = config_to_dict(config.replace(param_dtype=disk_dtype))
             values = {"version": VERSION, "config": stored, "step": step, **ids.to_json()}
             if max_position_embeddings is not None:
-                values["max_position_embeddings"] = max_position_embeddings
+                values |= longest
             if jax.process_index() == 0:
                 write_json(directory / SPECJAX_FILE, values)
         if jax.process_index() == 0:
             if format != "orbax" and isinstance(config, T5Config):
                 keep_sentinels(directory, config.vocab_size)
-            _write_generation(directory, ids, always=format != "orbax")
+            # Adds the ids to generation_config.json, which readers prefer to config.json.
+            file = directory / GENERATION_FILE
+            copied = read_json_if_there(file)
+            merged = {**copied, **ids.to_json()}
+            if (format != "orbax" or file.exists()) and merged != copied:
+                write_json(file, merged)
             # Checksums of the arrays only: people edit the other files.
             place = next(directory.glob("checkpoint_*"), directory)
             write_checksums(place, lambda n: "/" in n or n == "checkpoint" or n.endswith(_ARRAYS))
@@ -141,15 +140,6 @@ def _all_ids(
             "other `special_ids`"
         )
     return dataclasses.replace(ids, decoder_start=getattr(config, "decoder_start_token", None))
-
-
-# Adds the ids to generation_config.json, which readers prefer to config.json.
-def _write_generation(directory: Path, ids: SpecialIds, always: bool) -> None:
-    file = directory / GENERATION_FILE
-    values = read_json_if_there(file)
-    merged = {**values, **ids.to_json()}
-    if (always or file.exists()) and merged != values:
-        write_json(file, merged)
 
 
 def check_format(config: ModelConfig, format: str) -> None:
@@ -211,17 +201,15 @@ def save_t5x_pair(
       dtype: of the arrays on disk; by default their own, float32 if they differ.
       check_weights: see `load_model`.
     """
-    sources = {"verifier": Path(verifier), "drafter": Path(drafter)}
-    steps = {}
     arrays: dict[str, Any] = {}
-    configs = {}
-    for role, source in sources.items():
-        copied, steps[role], configs[role] = _t5x_arrays(source, check_weights)
-        arrays |= {f"{role}/{name}": value for name, value in copied.items()}
+    configs, step = {}, 0
+    for role, source in (("drafter", drafter), ("verifier", verifier)):
+        own, step, configs[role] = _t5x_arrays(Path(source), check_weights)
+        arrays |= {f"{role}/{name}": value for name, value in own.items()}
     disk = _disk_dtype(arrays, dtype)
     with new_directory(Path(path)) as directory:
-        copy_tokenizer_files(sources["verifier"], directory)
-        t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)
+        copy_tokenizer_files(Path(verifier), directory)
+        t5x.write_t5x(directory, arrays, step=step, dtype=disk)
         if all(configs.values()):
             # For use after gin_configs/t5x/models/encoder_decoder.gin.
             included = "t5x/models/encoder_decoder.gin"

@@ -17,7 +17,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import flax.serialization
-import flax.traverse_util
 import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
@@ -29,6 +28,7 @@ from specjax.checkpoints.arrays import (
     condense,
     copy_as,
     flatten,
+    unflatten,
 )
 from specjax.checkpoints.orbax import OrbaxReader, brief, is_orbax
 from specjax.errors import MissingFileError, UserError
@@ -150,28 +150,20 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
     metadata = array.spec().to_json()["metadata"]
     if metadata.get("fill_value") is not None:
         return
-    grid = [-(-n // chunk) for n, chunk in zip(metadata["shape"], metadata["chunks"], strict=True)]
+    sizes = zip(metadata["shape"], metadata["chunks"], strict=True)
+    grid = [-(-n // chunk) for n, chunk in sizes] or [1]
     separator = metadata.get("dimension_separator", ".")
-    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    # A loop, not a list: a damaged shape may claim too many chunks.
-    first = next((key for key in _keys(grid, separator) if key not in files), None)
-    if first is not None:
-        total = math.prod(grid)
-        absent = total - sum(not key.startswith(".") for key in files)
+    # A damaged shape may claim more chunks than can be listed.
+    absent = math.prod(grid)
+    for path in folder.rglob("*"):
+        places = path.relative_to(folder).as_posix().split(separator)
+        if path.is_file() and len(places) == len(grid) and all(map(str.isdecimal, places)):
+            absent -= all(int(place) < n for place, n in zip(places, grid, strict=True))
+    if absent:
         raise MissingFileError(
-            f"{folder.parent}: {absent} of {total} chunks of {name} are missing "
-            f"({folder.name}/{first}{', ...' if absent > 1 else ''}); copy the whole checkpoint"
+            f"{folder.parent}: {absent} of {math.prod(grid)} chunks of {name} are missing in "
+            f"{folder.name}; copy the whole checkpoint"
         )
-
-
-# The names of the chunks, the last axis first.
-def _keys(grid: Sequence[int], separator: str) -> Iterator[str]:
-    for number in range(math.prod(grid)):
-        index = []
-        for size in reversed(grid):
-            number, place = divmod(number, size)
-            index.append(str(place))
-        yield separator.join(reversed(index)) or "0"
 
 
 def _read_target(path: Path) -> dict[str, Any]:
@@ -210,12 +202,19 @@ def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: n
     for path, value in params.items():
         folder = f"target.{path.replace('/', '.')}"
         array = copy_as(np.asarray(value), dtype)
+        # Halves the longest even side until a chunk has at most `CHUNK_BYTES`.
+        sides = list(array.shape)
+        while math.prod(sides) * dtype.itemsize > CHUNK_BYTES:
+            even = [side if side % 2 == 0 else 0 for side in sides]
+            if not any(even):
+                break
+            sides[even.index(max(even))] //= 2
         spec = {
             "driver": "zarr",
             "dtype": dtype.name,
             "kvstore": {"driver": "file", "path": f"{folder}/"},
             "metadata": {
-                "chunks": list(_chunks(array.shape, dtype.itemsize)),
+                "chunks": sides,
                 "compressor": {"id": "gzip", "level": 1},
                 "shape": list(array.shape),
             },
@@ -225,22 +224,5 @@ def write_t5x(directory: Path, params: Mapping[str, Any], *, step: int, dtype: n
         target[path] = spec
     # An integer array, as T5X expects the step.
     state = {"step": np.asarray(step, np.int32)}
-    contents = {
-        "version": VERSION,
-        "optimizer": {
-            "target": flax.traverse_util.unflatten_dict(target, sep="/"),
-            "state": state,
-        },
-    }
+    contents = {"version": VERSION, "optimizer": {"target": unflatten(target), "state": state}}
     (checkpoint / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(contents))
-
-
-# Halves the longest even side until a chunk has at most `CHUNK_BYTES`.
-def _chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    sides = list(shape)
-    while int(np.prod(sides, dtype=np.int64)) * itemsize > CHUNK_BYTES:
-        even = [side if side % 2 == 0 else 0 for side in sides]
-        if not any(even):
-            break
-        sides[even.index(max(even))] //= 2
-    return tuple(sides)

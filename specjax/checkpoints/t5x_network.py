@@ -130,9 +130,27 @@ def infer_config(specs: Mapping[str, ArraySpec], path: Path, gin: Path | None = 
             f"T5X's T5 has {BUCKETS}, so its largest distance is not known; give `config` "
             "(--config): a JSON file, or a gin file that binds T5Config.max_distance"
         )
+    remedy = "give the gin file this checkpoint was trained with"
     try:
         config = T5Config(**sizes, relpos_max_distance=distance)
-        return config if gin is None else _with_fields(config, fields)
+        for theirs, ours in {**SIZES, **_RELATIVE}.items():
+            value = getattr(config, ours)
+            if theirs in fields and fields[theirs] != value:
+                raise UserError(
+                    f"T5Config.{theirs} = {fields[theirs]!r}, but the checkpoint's arrays have "
+                    f"{value!r}; {remedy}"
+                )
+        if "mlp_activations" in fields:
+            names, count = fields["mlp_activations"], len(config.mlp_activations)
+            if not isinstance(names, list | tuple) or len(names) != count:
+                raise UserError(
+                    f"T5Config.mlp_activations = {names!r} must be a tuple of names, one for each "
+                    f"of an MLP's {count} input projections; {remedy}"
+                )
+            config = dataclasses.replace(config, mlp_activations=tuple(names))
+        if isinstance(rate := fields.get("dropout_rate"), int | float):
+            config = dataclasses.replace(config, dropout_rate=float(rate))
+        return config
     except UserError as error:
         raise UserError(f"{gin or path}: {error}") from None
 
@@ -189,29 +207,6 @@ def find_gin(directory: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _with_fields(config: T5Config, fields: Mapping[str, Any]) -> T5Config:
-    remedy = "give the gin file this checkpoint was trained with"
-    for theirs, ours in {**SIZES, **_RELATIVE}.items():
-        value = getattr(config, ours)
-        if theirs in fields and fields[theirs] != value:
-            raise UserError(
-                f"T5Config.{theirs} = {fields[theirs]!r}, but the checkpoint's arrays have "
-                f"{value!r}; {remedy}"
-            )
-    changes: dict[str, Any] = {}
-    if "mlp_activations" in fields:
-        named, count = fields["mlp_activations"], len(config.mlp_activations)
-        if not isinstance(named, list | tuple) or len(named) != count:
-            raise UserError(
-                f"T5Config.mlp_activations = {named!r} must be a tuple of names, one for each of "
-                f"an MLP's {count} input projections; {remedy}"
-            )
-        changes["mlp_activations"] = tuple(named)
-    if isinstance(fields.get("dropout_rate"), int | float):
-        changes["dropout_rate"] = float(fields["dropout_rate"])
-    return dataclasses.replace(config, **changes)
-
-
 def read_t5_fields(gin: Path) -> dict[str, Any]:
     """The literal bindings of `T5Config` in a gin file.
 
@@ -226,7 +221,7 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
         if not re.fullmatch(r"(.*[./])?T5Config", module):
             continue
         try:
-            values[field] = ast.literal_eval(_expanded(value, bound))
+            values[field] = ast.literal_eval(_expand(value, bound))
         except (KeyError, ValueError, SyntaxError, RecursionError):
             # A @function, or a %macro of another file.
             if field in ("mlp_activations", *_RELATIVE):
@@ -238,8 +233,8 @@ def read_t5_fields(gin: Path) -> dict[str, Any]:
     return values
 
 
-def _expanded(value: str, macros: Mapping[str, str]) -> str:
-    return re.sub(r"%([\w./]+)", lambda match: _expanded(macros[match[1]], macros), value)
+def _expand(value: str, macros: Mapping[str, str]) -> str:
+    return re.sub(r"%([\w./]+)", lambda match: _expand(macros[match[1]], macros), value)
 
 
 # The names that a gin file binds, with their values; blocks expanded, without spaces.
@@ -280,12 +275,7 @@ def as_t5x(config: T5Config, params: Mapping[str, Any]) -> tuple[T5Config, dict[
 
 
 def gin_text(configs: Mapping[str, T5Config], included: str | None = None) -> str:
-    """Gin for T5X's minimal T5 (`t5x.examples.t5.network`).
-
-    Args:
-      configs: by gin's scope; "" for none.
-      included: a gin file to include first.
-    """
+    """Gin for T5X's minimal T5 (`t5x.examples.t5.network`), by gin's scope, "" for none."""
     lines = [
         "from __gin__ import dynamic_registration\n",
         "from t5x.examples.t5 import network\n\n",

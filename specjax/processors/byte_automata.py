@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 
-from specjax.checks import require
+from specjax.checks import require, shown
 from specjax.errors import UserError
 from specjax.processors.caches import bounded_cache
 
@@ -74,33 +76,23 @@ class ByteAutomaton(NamedTuple):
 def byte_automaton(pattern: str, *, name: str | None = None) -> ByteAutomaton:
     """Compiles a regular expression that whole texts must match, as `re.fullmatch` decides.
 
-    Args:
-      pattern: in Python's notation, without back-references, look-around, and the flags i, m and L.
-      name: what errors call the expression; None: `pattern` and its text.
-
-    Raises:
-      UserError: it is not a supported expression, or takes too many states, too much memory or too
-        long.
-      MissingLibraryError: outlines-core is not installed.
+    It is in Python's notation, without back-references, look-around, and the flags i, m and L.
+    Errors call it `name`, by default `pattern` and its text.
     """
     require("outlines_core", "constraints")
     plain = plain_expression(pattern, name=name)
     try:
-        return _compiled(plain)
+        return _compile(plain)
     except UserError as error:
-        raise UserError(f"{name or _named(pattern)}{error}") from None
+        raise UserError(f"{name or _name_of(pattern)}{error}") from None
 
 
 @bounded_cache(most_bytes=64 << 20)
 def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None = None) -> str:
     r"""Returns an expression of the same texts that may be part of another, in Python or Rust.
 
-    It has no anchors, names, flags or classes such as `\\d`; see `byte_automaton`.
-
-    Args:
-      pattern: an expression that whole texts must match.
-      ascii_only: whether classes such as `\\d` are of ASCII, as with the flag a.
-      name: what errors call the expression; None: `pattern` and its text.
+    It has no anchors, names, flags or classes such as `\\d`, which are of ASCII with `ascii_only`,
+    as with the flag a; see `byte_automaton`.
     """
     if not isinstance(pattern, str):
         raise UserError(f"pattern must be a text such as '[0-9]+', got {pattern!r}")
@@ -123,16 +115,11 @@ def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None
         why = f"is not a regular expression: {error}"
     except _RefusedError as error:
         why = str(error)
-    raise UserError(f"{name or _named(pattern)} {why}")
+    raise UserError(f"{name or _name_of(pattern)} {why}")
 
 
-def _named(pattern: str) -> str:
-    return f"pattern {shortened(repr(pattern))}"
-
-
-def shortened(text: str, most: int = 60) -> str:
-    """The beginning of a long text, for a message."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+def _name_of(pattern: str) -> str:
+    return f"pattern {shown(pattern)}"
 
 
 class _RefusedError(Exception):
@@ -241,7 +228,7 @@ def _others(ranges: Ranges) -> Ranges:
     return [*others, (at, _LAST)] if at <= _LAST else others
 
 
-def built(name: str, **request: str | int) -> bytes:
+def build(name: str, **request: str | int) -> bytes:
     """What `automaton_builder` answers; errors call the expression `name`."""
     limits = {"memory": _MOST_MEMORY, "states": MOST_STATES, "characters": MOST_CHARACTERS}
     try:
@@ -263,9 +250,9 @@ def built(name: str, **request: str | int) -> bytes:
 
 
 @bounded_cache(most_bytes=128 << 20)
-def _compiled(plain: str) -> ByteAutomaton:
+def _compile(plain: str) -> ByteAutomaton:
     """The automaton, without steps after which no text of the language follows."""
-    table = np.frombuffer(built("", expression=plain), np.int32).reshape(-1, 257)
+    table = np.frombuffer(build("", expression=plain), np.int32).reshape(-1, 257)
     if len(table) > MOST_STATES:
         raise UserError(f" {_TOO_MANY.format(MOST_STATES)}")
     steps, accepting = table[:, :256], table[:, 256] > 0
@@ -278,20 +265,10 @@ def _compiled(plain: str) -> ByteAutomaton:
 def fewest_steps(
     sources: Int[np.ndarray, " E"], targets: Int[np.ndarray, " E"], ends: Bool[np.ndarray, " S"]
 ) -> Int32[np.ndarray, " S"]:
-    """Returns the fewest steps from each state to an end, `FAR` if there is no way.
-
-    It searches backwards from the ends, so that each edge is followed once.
-    """
-    order = np.argsort(targets, kind="stable")
-    sources = sources[order]
-    first = np.searchsorted(targets, np.arange(len(ends) + 1), sorter=order)
-    distances = np.where(ends, np.int32(0), FAR)
-    front = np.flatnonzero(ends)
-    while front.size:
-        near = np.unique(sources[members(first, front)[1]])
-        front, distance = near[distances[near] == FAR], distances[front[0]] + 1
-        distances[front] = distance
-    return distances
+    """Returns the fewest steps from each state to an end, `FAR` if there is no way."""
+    graph = csr_array((np.ones(len(sources), bool), (targets, sources)), (len(ends),) * 2)
+    steps = dijkstra(graph, indices=np.flatnonzero(ends), unweighted=True, min_only=True)
+    return np.where(np.isinf(steps), FAR, steps).astype(np.int32)
 
 
 def members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

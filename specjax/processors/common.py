@@ -8,15 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Bool, Float32
 
 from specjax.checks import checked
 from specjax.errors import UserError
-from specjax.types import Params, Processor, PromptBatch
-
-OVER = ("both", "prompt", "output")
-# The fewest entries of a padded list of tokens.
-LEAST = 8
+from specjax.types import Params, Processor
 
 
 class Unbound(Processor):
@@ -26,7 +22,7 @@ class Unbound(Processor):
         raise UserError(f"{type(self).__name__} must be bound to a model: give it to a Decoder")
 
 
-def padded_size(count: int, least: int = LEAST) -> int:
+def padded_size(count: int, least: int = 8) -> int:
     """Returns the size of an array of `count` entries: a power of two, so that sizes are few."""
     return max(least, 1 << (count - 1).bit_length())
 
@@ -53,30 +49,7 @@ def without(logits: Float32[Array, "B V"], tokens: Bool[Array, "#B V"]) -> Float
     return jnp.where(tokens, -jnp.inf, logits)
 
 
-def marked(ids: tuple[int, ...], vocab_size: int) -> Bool[np.ndarray, " V"]:
-    """Returns an array that is true at the ids."""
-    marks = np.zeros(vocab_size, bool)
-    marks[list(ids)] = True
-    return marks
-
-
-def prompt_counts(prompts: PromptBatch, vocab_size: int) -> Int32[Array, "B V"]:
-    """Returns how often each token is in each prompt."""
-    rows, width = prompts.inputs.shape
-    real = jnp.arange(width)[None] < prompts.input_lengths[:, None]
-    # Padding is outside of the vocabulary, so it is dropped.
-    tokens = jnp.where(real, prompts.inputs, vocab_size)
-    counts = jnp.zeros((rows, vocab_size), jnp.int32)
-    return counts.at[jnp.arange(rows)[:, None], tokens].add(1, mode="drop")
-
-
-def counted(counts: Int32[Array, "B V"], tokens: Int32[Array, " B"]) -> Int32[Array, "B V"]:
-    """Returns the counts with one more of each row's token."""
-    place = jnp.arange(counts.shape[1], dtype=jnp.int32)[None]
-    return counts + (place == tokens[:, None]).astype(jnp.int32)
-
-
-def check_over(of: Any, choices: tuple[str, ...] = OVER) -> None:
+def check_over(of: Any, choices: tuple[str, ...] = ("both", "prompt", "output")) -> None:
     """Refuses an `over` that does not say which tokens count."""
     if of.over not in choices:
         words = ", ".join(map(repr, choices))

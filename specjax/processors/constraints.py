@@ -102,11 +102,11 @@ class Regex(Unbound):
         for pattern in patterns:
             byte_automaton(pattern)
         object.__setattr__(self, "pattern", patterns)
-        object.__setattr__(self, "which", _chosen(self.which, patterns))
+        object.__setattr__(self, "which", _check_which(self.which, patterns))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         patterns: Any = self.pattern  # a tuple now
-        return _bound(f"Regex({_in_words(patterns)})", patterns, self.which, model)
+        return _bind(f"Regex({_in_words(patterns)})", patterns, self.which, model)
 
 
 @traced_dataclass
@@ -137,13 +137,13 @@ class JsonSchema(Unbound):
             name = "schema" if len(schemas) == 1 else f"schema[{i}]"
             schema_pattern(schema, self.whitespace, name)
         object.__setattr__(self, "schema", schemas)
-        object.__setattr__(self, "which", _chosen(self.which, schemas))
+        object.__setattr__(self, "which", _check_which(self.which, schemas))
 
     def bind(self, model: Any) -> tuple[Processor, Params]:
         patterns = tuple(schema_pattern(schema, self.whitespace) for schema in self.schema)
         space = "" if self.whitespace is None else f", whitespace={self.whitespace!r}"
         source = f"JsonSchema({_in_words(self.schema)}{space})"
-        return _bound(source, patterns, self.which, model)
+        return _bind(source, patterns, self.which, model)
 
 
 def _several(name: str, value: Any, example: str) -> tuple[str, ...]:
@@ -159,11 +159,11 @@ def _in_words(texts: tuple[str, ...]) -> str:
     return repr(texts[0] if len(texts) == 1 else texts)
 
 
-def _chosen(which: Any, languages: Sequence[str]) -> Any:
+def _check_which(which: Any, languages: Sequence[str]) -> Any:
     return checked("which", which, low=0, high=len(languages) - 1, dtype=jnp.int32)
 
 
-def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processor, Params]:
+def _bind(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processor, Params]:
     """The constraint for the model's tokenizer; compiled once for equal arguments."""
     tokenizer, vocab_size = model.tokenizer, model.model.vocab_size
     if not tokenizer.eos_ids:
@@ -172,7 +172,7 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
             "complete must end: give the tokenizer eos_ids"
         )
     try:
-        table, starts, shortest = _compiled(
+        table, starts, shortest = _compile(
             patterns, Identity(tokenizer), vocab_size, model.continues_prompts
         )
     except ValueError as error:
@@ -181,7 +181,7 @@ def _bound(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processo
 
 
 @bounded_cache(most_bytes=256 << 20)
-def _compiled(
+def _compile(
     patterns: tuple[str, ...], of: Identity, vocab_size: int, goes_on: bool
 ) -> tuple[TokenAutomaton, np.ndarray, np.ndarray]:
     """The table of some languages, and for each its first state and its shortest text."""

@@ -13,14 +13,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from specjax.checks import require
+from specjax.checks import require, shown
 from specjax.errors import UserError
 from specjax.processors.byte_automata import (
     MOST_CHARACTERS,
-    built,
+    build,
     byte_automaton,
     plain_expression,
-    shortened,
 )
 from specjax.processors.caches import bounded_cache
 
@@ -78,10 +77,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _is_filled(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0
 
@@ -90,7 +85,7 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-_COUNT = (_is_count, "a whole number, at least 0")
+_COUNT = (lambda x: type(x) is int and x >= 0, "a whole number, at least 0")
 _MORE = (lambda x: isinstance(x, bool | dict), "true, false or a schema")
 _SCHEMAS = (_is_filled, "a list of schemas, not empty")
 # The keywords that are followed, and what they must be.
@@ -124,7 +119,7 @@ def schema_text(schema: Any) -> str:
         remedy = f": write {call}" if hasattr(schema, "model_json_schema") else ""
         raise UserError(
             f"schema must be like {{'type': 'integer'}}, a text, or a tuple of such, got "
-            f"{shortened(repr(schema))}{remedy}"
+            f"{shown(schema)}{remedy}"
         )
     parts: list[str] = []
     length = 0
@@ -149,20 +144,15 @@ def schema_text(schema: Any) -> str:
 def _as_dict(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise UserError(f"it has {shortened(repr(value))}")
+    raise UserError(f"it has {shown(value)}")
 
 
 def schema_pattern(schema: str, whitespace: str | None = None, name: str = "schema") -> str:
-    """Returns a regular expression for the JSON of a schema.
+    """Returns a regular expression for the JSON of a schema; errors call the schema `name`.
 
     Keys come in the schema's order; those that are not required may be left out. A pattern matches
     the whole text of a string. A schema that contains itself is followed a few levels deep.
-
-    Args:
-      schema: a JSON schema.
-      whitespace: a regular expression for the space between the parts of JSON; None: at most one
-        space.
-      name: what errors call the schema.
+    `whitespace` is an expression for the space between the parts of JSON, by default at most one.
     """
     if not isinstance(whitespace, str | None):
         raise UserError(f"whitespace must be a text such as ' ?', or None, got {whitespace!r}")
@@ -178,9 +168,9 @@ def _pattern(schema: str, whitespace: str | None) -> str:
     if len(schema) > MOST_CHARACTERS:
         raise SchemaError(f" has {_TOO_LONG}: use a smaller schema")
     space = "[ ]?" if whitespace is None else _checked_space(whitespace)
-    name = f" {shortened(schema)}"
+    name = f" {_beginning(schema)}"
     try:
-        tree = json.loads(schema, parse_constant=_no_number, parse_float=_finite)
+        tree = json.loads(schema, parse_constant=_finite, parse_float=_finite)
         schema.encode()
         json.dumps(tree, ensure_ascii=False).encode()
         depth = _Checker(tree).depth()
@@ -193,7 +183,7 @@ def _pattern(schema: str, whitespace: str | None) -> str:
     except ValueError as error:
         raise SchemaError(f"{name} is not JSON: {error}") from None
     try:
-        written = built(name, schema=json.dumps(tree), space=space, depth=depth).decode()
+        written = build(name, schema=json.dumps(tree), space=space, depth=depth).decode()
         # Digits are ASCII, as in JavaScript.
         pattern = plain_expression(written, ascii_only=True, name=name)
         byte_automaton(pattern, name=name)
@@ -204,16 +194,14 @@ def _pattern(schema: str, whitespace: str | None) -> str:
     return pattern
 
 
-def _no_number(text: str) -> NoReturn:
-    raise UserError(f"{text} is not a number of JSON")
-
-
 def _finite(text: str) -> float:
-    return float(text) if math.isfinite(float(text)) else _no_number(text)
+    if not math.isfinite(float(text)):
+        raise UserError(f"{text} is not a number of JSON")
+    return float(text)
 
 
 def _checked_space(whitespace: str) -> str:
-    name = f"whitespace {shortened(repr(whitespace))}"
+    name = f"whitespace {shown(whitespace)}"
     space, steps = _plain_part(whitespace, name)
     others = [byte for byte in range(256) if byte not in _SPACES]
     if (steps[:, others] >= 0).any():
@@ -267,8 +255,15 @@ class _Checker:
             _check_values(schema, kind, where)
         elif kind == "pattern":
             schema["pattern"] = _string_pattern(schema["pattern"], f"{where}.pattern")
-        elif kind == "prefixItems":
-            _check_count(schema, where)
+        elif kind == "prefixItems":  # outlines-core writes each of them, and no others
+            count = len(schema["prefixItems"])
+            for key, right in (("minItems", count.__ge__), ("maxItems", count.__le__)):
+                if key in schema and not right(schema[key]):
+                    _refuse(
+                        f"{where}.{key}",
+                        f"is not supported with this number of prefixItems, {count}, got "
+                        f"{schema[key]}: write {count}",
+                    )
         elif kind == "$ref":
             self._follow(schema["$ref"], f"{where}.$ref", followed, optional)
         elif kind == "any":
@@ -299,9 +294,9 @@ class _Checker:
         for name in names:
             if not isinstance(target, dict):
                 why = "must lead through objects only: move the part to $defs"
-                _refuse(where, f"{why}, got {_shown(pointer)}")
+                _refuse(where, f"{why}, got {_as_json(pointer)}")
             if (target := target.get(name)) is None:
-                _refuse(where, f"is {_shown(pointer)}, and the schema has no such part")
+                _refuse(where, f"is {_as_json(pointer)}, and the schema has no such part")
         path = "".join(f".{name}" for name in names)
         self.check(target, path, (*followed, pointer), optional)
 
@@ -313,24 +308,24 @@ def _deciding(schema: Any, where: str) -> str:
     """
     if not isinstance(schema, dict):
         remedy = ": write {}" if schema is True else ""
-        _refuse(where, f"must be an object, got {_shown(schema)}{remedy}")
+        _refuse(where, f"must be an object, got {_as_json(schema)}{remedy}")
     given = {key: value for key, value in schema.items() if key not in _NOTES}
     for key, value in given.items():
         if key not in _VALUES:
             remedy = _INSTEAD.get(key, "leave it out")
-            _refuse(f"{where}.{key}", f"is not supported: {remedy}, got {_shown(value)}")
+            _refuse(f"{where}.{key}", f"is not supported: {remedy}, got {_as_json(value)}")
         allowed, words = _VALUES[key]
         if not allowed(value):
-            _refuse(f"{where}.{key}", f"must be {words}, got {_shown(value)}")
+            _refuse(f"{where}.{key}", f"must be {words}, got {_as_json(value)}")
     kind = next((key for key in _DECIDING if key in given), "type" if given else "any")
     of, beside = _DECIDING.get(kind, (None, ()))
     if of is not None and schema.setdefault("type", of) != of:
-        why = f"must be {_shown(of)} beside {kind} (for other types too, write anyOf)"
-        _refuse(f"{where}.type", f"{why}, got {_shown(schema['type'])}")
+        why = f"must be {_as_json(of)} beside {kind} (for other types too, write anyOf)"
+        _refuse(f"{where}.type", f"{why}, got {_as_json(schema['type'])}")
     if kind in ("type", "properties") and "object" in given.get("type", "object"):
         for name in given.get("required", ()):
             if name not in given.get("properties", ()):
-                why = f"has {_shown(name)}, which is not in properties: add it there"
+                why = f"has {_as_json(name)}, which is not in properties: add it there"
                 _refuse(f"{where}.required", why)
         if kind == "type" and given.get("additionalProperties") is False:
             _refuse(f"{where}.additionalProperties", "is false without properties: add properties")
@@ -340,17 +335,17 @@ def _deciding(schema: Any, where: str) -> str:
             _refuse(where, f"has {', '.join(given)} without a type: add it")
         listed = given["type"] if isinstance(given["type"], list) else [given["type"]]
         beside = ("type", *(key for each in listed for key in _OF_TYPES.get(each, ())))
-        what, remedy = f"type {_shown(given['type'])}", "leave it out"
+        what, remedy = f"type {_as_json(given['type'])}", "leave it out"
     for key, value in given.items():
         if key not in (kind, *beside):
-            why = f"is not supported beside {what}: {remedy}, got {_shown(value)}"
+            why = f"is not supported beside {what}: {remedy}, got {_as_json(value)}"
             _refuse(f"{where}.{key}", why)
     for key, of in (("items", "prefixItems"), ("additionalProperties", "properties")):
         if schema.get(key) is True:  # as if it were absent
             del schema[key]
         elif key in given and (given[key] is False) != (kind == of):
             words = "true or false" if kind == of else "true or a schema"
-            _refuse(f"{where}.{key}", f"must be {words} beside {kind}, got {_shown(given[key])}")
+            _refuse(f"{where}.{key}", f"must be {words} beside {kind}, got {_as_json(given[key])}")
     for least, most in (("minItems", "maxItems"), ("minLength", "maxLength")):
         if given.get(least, 0) > given.get(most, math.inf):
             _refuse(
@@ -360,7 +355,7 @@ def _deciding(schema: Any, where: str) -> str:
 
 
 def _string_pattern(written: str, where: str) -> str:
-    name = f"{where} {shortened(repr(written))}"
+    name = f"{where} {shown(written)}"
     try:
         pattern, steps = _plain_part(written, name)
     except ValueError as error:
@@ -372,18 +367,6 @@ def _string_pattern(written: str, where: str) -> str:
             r'[^"\\\x00-\x1f]',
         )
     return pattern
-
-
-def _check_count(schema: dict[str, Any], where: str) -> None:
-    """outlines-core writes each of prefixItems, and no others."""
-    count = len(schema["prefixItems"])
-    for key, right in (("minItems", count.__ge__), ("maxItems", count.__le__)):
-        if key in schema and not right(schema[key]):
-            _refuse(
-                f"{where}.{key}",
-                f"is not supported with this number of prefixItems, {count}, got {schema[key]}: "
-                f"write {count}",
-            )
 
 
 def _check_name(name: str, where: str) -> None:
@@ -398,7 +381,7 @@ def _check_values(schema: dict[str, Any], kind: str, where: str) -> None:
     types = stated if isinstance(stated, list) else [stated]
     for value in schema["enum"] if kind == "enum" else [schema["const"]]:
         if not any(TYPES[each](value) for each in types):
-            why = f"has {_shown(value)}, which is not of type {stated}"
+            why = f"has {_as_json(value)}, which is not of type {stated}"
             _refuse(f"{where}.{kind}", why)
         _check_value(value, f"{where}.{kind}")
 
@@ -426,5 +409,9 @@ def _refuse(where: str, why: str) -> NoReturn:
     raise SchemaError(f"{where if len(where) <= 200 else '...' + where[-197:]} {why}")
 
 
-def _shown(value: Any) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False))
+def _as_json(value: Any) -> str:
+    return _beginning(json.dumps(value, ensure_ascii=False))
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -16,14 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from specjax.processors.common import (
-    check_over,
-    check_strength,
-    column,
-    counted,
-    prompt_counts,
-    without,
-)
+from specjax.processors.common import check_over, check_strength, column, without
 from specjax.types import Params, Processor, PromptBatch, traced_dataclass
 
 
@@ -35,12 +28,20 @@ class _OverTokens(Processor):
     def init(
         self, params: Params, prompts: PromptBatch, vocab_size: int, room: int
     ) -> Int32[Array, "B V"]:
+        rows, width = prompts.inputs.shape
+        counts = jnp.zeros((rows, vocab_size), jnp.int32)
         if self.over == "output":
-            return jnp.zeros((prompts.inputs.shape[0], vocab_size), jnp.int32)
-        return prompt_counts(prompts, vocab_size)
+            return counts
+        real = jnp.arange(width)[None] < prompts.input_lengths[:, None]
+        # Padding is outside of the vocabulary, so it is dropped.
+        tokens = jnp.where(real, prompts.inputs, vocab_size)
+        return counts.at[jnp.arange(rows)[:, None], tokens].add(1, mode="drop")
 
     def advance(self, params: Params, state: Array, tokens: Array) -> Array:
-        return state if self.over == "prompt" else counted(state, tokens)
+        if self.over == "prompt":
+            return state
+        place = jnp.arange(state.shape[1], dtype=jnp.int32)[None]
+        return state + (place == tokens[:, None]).astype(jnp.int32)
 
 
 @traced_dataclass

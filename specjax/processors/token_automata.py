@@ -57,18 +57,10 @@ def token_automaton(
     *,
     goes_on: bool = False,
 ) -> tuple[TokenAutomaton, Int32[np.ndarray, " K"]]:
-    """Compiles languages for a tokenizer, with the first state of each.
+    """Compiles K languages for a tokenizer, with the first state of each.
 
-    Args:
-      languages: K automata.
-      pieces: the bytes of each token.
-      vocab_size: V; ids without a piece never follow.
-      eos_ids: the tokens that end a text; they follow only a text of the language.
-      goes_on: whether texts continue the text of a prompt.
-
-    Raises:
-      UserError: no text of the tokenizer's tokens belongs to a language, or the table is too
-        large, or takes too long.
+    Ids without a piece never follow, and tokens that end a text only a text of the language.
+    `goes_on` says whether texts continue the text of a prompt.
     """
     starts = np.cumsum([0, *(len(x.accepting) for x in languages[:-1])])
     steps = np.concatenate(
@@ -78,7 +70,7 @@ def token_automaton(
         ]
     )
     accepting = np.concatenate([x.accepting for x in languages])
-    kinds, first, later, ending = _alike(steps, pieces, vocab_size, eos_ids)
+    kinds, first, later, ending = _kinds(steps, pieces, vocab_size, eos_ids)
     walks = [(np.arange(len(steps)), _prefixes(later))]
     if not goes_on:
         # The first states read the first token, which may lose its space.
@@ -94,7 +86,7 @@ def token_automaton(
         """(state, token, next state) of all tokens that may follow."""
         offset = 0
         for states, tree in walks:
-            for place, token, following in _followed(steps, states, tree):
+            for place, token, following in _follow(steps, states, tree):
                 yield place + offset, token, following
                 if time.monotonic() > deadline:
                     raise UserError(
@@ -119,7 +111,7 @@ def token_automaton(
     return TokenAutomaton(table, classes[kinds], distances), starts.astype(np.int32)
 
 
-def _alike(
+def _kinds(
     steps: np.ndarray, pieces: Pieces, vocab_size: int, eos_ids: Sequence[int]
 ) -> tuple[Int32[np.ndarray, " V"], list[bytes], list[bytes], list[int]]:
     """Kinds of tokens whose bytes act alike, as letters do in a string; one stands for all.
@@ -185,7 +177,7 @@ def _prefixes(texts: Sequence[bytes]) -> _Prefixes:
     )
 
 
-def _followed(
+def _follow(
     steps: np.ndarray, states: np.ndarray, tree: _Prefixes
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(place in `states`, token, state after its text) of the tokens that may follow."""

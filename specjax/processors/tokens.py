@@ -20,7 +20,6 @@ from specjax.processors.common import (
     check_strength,
     checked_ids,
     column,
-    marked,
     padded_ids,
     padded_size,
     without,
@@ -143,7 +142,7 @@ class SuppressTokens(_OverPositions):
                 f"SuppressTokens.ids has all {size} tokens of the verifier, so none could follow: "
                 "leave some out"
             )
-        return self, marked(self.ids, size)
+        return self, np.isin(np.arange(size), self.ids)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         forbidden = params[None]
@@ -214,7 +213,8 @@ class MinNewTokens(_OverPositions):
     def bind(self, model: Any) -> tuple[Processor, Params]:
         ids = self.eos_ids or tuple(sorted({*model.tokenizer.eos_ids}))
         check_known(self, "eos_ids", ids, model)
-        return dataclasses.replace(self, eos_ids=ids), marked(ids, model.model.vocab_size)
+        ends = np.isin(np.arange(model.model.vocab_size), ids)
+        return dataclasses.replace(self, eos_ids=ids), ends
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         return without(logits, params[None] & (state < self.tokens)[:, None])

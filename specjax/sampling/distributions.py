@@ -67,10 +67,10 @@ def _check_position(logits: Array, sampling: Sampling) -> None:
 
 def distribution_plainly(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
     """`distribution`, without a kernel."""
-    weighed = _weighed(logits, sampling)
-    arrays = weighed.chosen, weighed.largest
+    parts = _weigh(logits, sampling)
+    arrays = parts.chosen, parts.largest
     mass, first = by_platform(*arrays, tpu=_reduced, default=_reduced_apart)
-    return _probs(weighed, mass, first)
+    return _probs(parts, mass, first)
 
 
 def drawn(
@@ -103,12 +103,12 @@ def drawn_plainly(
     uniform: Float32[Array, "*U"],
 ) -> tuple[Float32[Array, " V"], Int32[Array, ""]]:
     """`drawn`, without a kernel."""
-    weighed = _weighed(logits, sampling)
+    parts = _weigh(logits, sampling)
     # The first of the largest logits is the token that a uniform of 0 finds among them.
-    levels = levels_of(weighed.chosen)
-    uniform = jnp.where(weighed.greedy, 0.0, uniform)
-    token = descend(levels, uniform, weighed.weights.size)
-    return _probs(weighed, total(levels[-1]), token), token
+    levels = levels_of(parts.chosen)
+    uniform = jnp.where(parts.greedy, 0.0, uniform)
+    token = descend(levels, uniform, parts.weights.size)
+    return _probs(parts, total(levels[-1]), token), token
 
 
 def log_distribution(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
@@ -117,18 +117,18 @@ def log_distribution(logits: Float[Array, " V"], sampling: Sampling) -> Float32[
     It is -inf where a filter leaves a token out, or a logit is -inf. At temperature 0 it is the
     model's own, as at temperature 1 without filters.
     """
-    logs = _weighed(logits, sampling).logs
+    logs = _weigh(logits, sampling).logs
     return logs - jnp.log(total(jnp.exp(logs)))
 
 
 def log_confidence(logits: Float[Array, " V"], token: Int32[Array, ""]) -> Float32[Array, ""]:
     """The logarithm of `confidence` at a token, also where that rounds it to 0."""
     top, logit = (x.astype(jnp.float32) for x in (jnp.max(logits), entry(logits, token)))
-    mass = total(jnp.exp(_weighed(logits, Sampling()).logs))
+    mass = total(jnp.exp(_weigh(logits, Sampling()).logs))
     return jnp.where(logit == top, 0.0, logit - top) - jnp.log(mass)
 
 
-class _Weighed(NamedTuple):
+class _Weights(NamedTuple):
     """Logits, turned into weights.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Weighed(NamedTuple):
         return jnp.where(self.greedy, self.largest, self.weights)
 
 
-def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
+def _weigh(logits: Array, sampling: Sampling) -> _Weights:
     assert sampling.processors is None, "draw rows by the functions of specjax.processing"
     _check_position(logits, sampling)
     logits = logits.astype(jnp.float32)
@@ -178,14 +178,14 @@ def _weighed(logits: Array, sampling: Sampling) -> _Weighed:
         logs = jnp.where(each | greedy, logs, -jnp.inf)
     # A maximum may lose NaN (XLA's are fast, not careful): a sum does not.
     largest = jnp.where(jnp.isnan(logits), logits, is_top.astype(jnp.float32))
-    return _Weighed(logs, weights, largest, greedy)
+    return _Weights(logs, weights, largest, greedy)
 
 
-def _probs(weighed: _Weighed, mass: Array, first: Array) -> Array:
+def _probs(parts: _Weights, mass: Array, first: Array) -> Array:
     """`distribution`, from the sum of the drawing weights and the first largest logit."""
-    place = np.arange(weighed.weights.size, dtype=np.int32)
+    place = np.arange(parts.weights.size, dtype=np.int32)
     one_hot = jnp.where(jnp.isnan(mass), mass, (place == first).astype(jnp.float32))
-    return jnp.where(weighed.greedy, one_hot, weighed.weights / mass)
+    return jnp.where(parts.greedy, one_hot, parts.weights / mass)
 
 
 def _reduced_apart(chosen: Array, largest: Array) -> tuple[Array, Array]:

@@ -189,7 +189,7 @@ def _weigh(
         first, inside, sums = carry
         logits = only(tile_of(logits_ref, chunk, within)[...], real, -jnp.inf)
         hit = logits == largest
-        # See `sampling._weighed` for both conditions.
+        # See `sampling._weigh` for both conditions.
         weights = jnp.exp(jnp.where(hit, 0.0, (largest - logits) * rate))
         # NaN stays, and the sums show it; a maximum may lose it.
         weights = only(jnp.where(weights < _TINY * vocab, 0.0, weights), real, 0.0)

@@ -23,7 +23,7 @@ def main() -> None:
     """Answers requests until standard input ends; nothing of specjax can be imported here."""
     settings = marshal.load(sys.stdin.buffer)
     sys.path[:] = settings["path"]
-    _compiled("")  # imports Jinja before memory is limited
+    _compile("")  # imports Jinja before memory is limited
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_AS, (settings["memory"], settings["memory"]))
     _answer(number=0, text="")
@@ -33,8 +33,8 @@ def main() -> None:
         except (EOFError, TypeError, ValueError):  # the other process has ended, perhaps meanwhile
             return
         try:
-            pieces = _compiled(request["template"]).generate(**request["variables"])
-            answer: dict[str, Any] = {"text": _joined(pieces, settings["longest"])}
+            pieces = _compile(request["template"]).generate(**request["variables"])
+            answer: dict[str, Any] = {"text": _join(pieces, settings["longest"])}
         except MemoryError:
             needs = f"it needs more than {settings['memory'] >> 20} MiB of memory"
             answer = {"error": needs, "full": True}
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 @functools.lru_cache(maxsize=4)  # a model has few
-def _compiled(template: str) -> Any:
+def _compile(template: str) -> Any:
     import jinja2
     import jinja2.ext
     from jinja2 import nodes
@@ -134,7 +134,7 @@ def _to_json(
     )
 
 
-def _joined(pieces: Any, longest: int) -> str:
+def _join(pieces: Any, longest: int) -> str:
     text, length = [], 0
     for piece in pieces:
         length += len(piece)

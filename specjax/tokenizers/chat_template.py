@@ -52,14 +52,14 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
     """
     files = {"default": directory / CHAT_TEMPLATE} if (directory / CHAT_TEMPLATE).is_file() else {}
     files |= {file.stem: file for file in sorted((directory / MORE_CHAT_TEMPLATES).glob("*.jinja"))}
-    if files:
-        named = {}
-        for name, file in files.items():
-            try:
-                named[name] = file.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{file} is not UTF-8 ({error}); restore the file") from None
-        return named["default"] if list(named) == ["default"] else named
+    texts = {}
+    for name, file in files.items():
+        try:
+            texts[name] = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not UTF-8 ({error}); restore the file") from None
+    if texts:
+        return texts["default"] if list(texts) == ["default"] else texts
     config = directory / "tokenizer_config.json"
     template = read_json_if_there(config).get("chat_template")
     if template is None or isinstance(template, str):
@@ -78,14 +78,10 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
     return {entry["name"]: entry["template"] for entry in entries}
 
 
-def chosen_template(templates: ChatTemplate, choice: str | None, tools: Any) -> str:
-    """The template of a conversation.
+def choose_template(templates: ChatTemplate, choice: str | None, tools: Any) -> str:
+    """The template of a conversation, by its name among the tokenizer's, or as Jinja.
 
-    Args:
-      templates: of the tokenizer.
-      choice: a name among them or a template; None for `tool_use` if there are tools and it is
-        there, otherwise `default`.
-      tools: of the conversation.
+    By default it is `tool_use` if there are tools and it is there, otherwise `default`.
     """
     if not isinstance(choice, str | None):
         raise UserError(f"chat_template must be the name of a template, or Jinja, got {choice!r}")
@@ -121,24 +117,17 @@ def render_chat(
     """Renders a conversation, like `apply_chat_template` of transformers 5.
 
     The template may use 10 seconds and 1 GiB of memory, and write 10,000,000 characters. It gets
-    plain values: enumerations, numbers of NumPy, dataclasses and models of pydantic become these.
-
-    Args:
-      template: Jinja source.
-      messages: dicts with `role` and `content`, and `tool_calls`, `reasoning_content`, ...; a key
-        whose value is None counts as absent.
-      tools: JSON schemas of functions.
-      documents: dicts with `title` and `text`.
-      add_generation_prompt: whether the text ends at the start of the assistant's answer; by
-        default unless it continues the final message.
-      continue_final_message: True if the text ends with the content of the last message, which the
-        model continues; or another key of this message.
-      **variables: other variables of the template, such as `enable_thinking` or `bos_token`.
+    plain values: enumerations, numbers of NumPy, dataclasses and models of pydantic become these. A
+    key of a message whose value is None counts as absent. `Tokenizer.render_chat` has the options.
     """
-    chat = [
-        _with_reasoning({key: value for key, value in message.items() if value is not None})
-        for message in _objects("chat messages", messages, '{"role": "user", "content": "..."}')
-    ]
+    chat = []
+    for each in _objects("chat messages", messages, '{"role": "user", "content": "..."}'):
+        message = {key: value for key, value in each.items() if value is not None}
+        # Under the keys that templates read.
+        reasoning = next((message[key] for key in _REASONING if key in message), None)
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        chat.append(message)
     final = _left_open(chat, template, continue_final_message) if continue_final_message else None
     if add_generation_prompt is None:
         add_generation_prompt = final is None
@@ -156,10 +145,19 @@ def render_chat(
         "add_generation_prompt": plain("add_generation_prompt", add_generation_prompt),
         **plain("variables of a chat template", variables),
     }
-    answer = _rendered({"template": plain("chat_template", template), "variables": values})
+    answer = _render({"template": plain("chat_template", template), "variables": values})
     if "text" not in answer:
         raise UserError(f"the chat template rejects the messages, or is faulty: {answer['error']}")
-    return answer["text"] if final is None else _up_to(answer["text"], final)
+    text, mark = answer["text"], _END.strip()
+    if final is None:
+        return text
+    if final.strip() not in text or mark not in text:
+        raise UserError(
+            "continue_final_message: the chat template changes or leaves out the last message"
+        )
+    place = text.rindex(mark)
+    # Without the mark's space the template has stripped the message.
+    return text[:place] if text.startswith(_END, place) else text[:place].rstrip()
 
 
 def plain(name: str, value: Any) -> Any:
@@ -205,14 +203,6 @@ def _objects(name: str, values: Any, example: str) -> list[dict[str, Any]]:
     return plain(name, values)
 
 
-# With its reasoning under the keys that templates read.
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    reasoning = next((message[key] for key in _REASONING if key in message), None)
-    if reasoning is None:
-        return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
 # The text of the last message, which the model continues; marks its end in the message.
 def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> str:
     key = field if isinstance(field, str) else "content"
@@ -233,18 +223,6 @@ def _left_open(chat: list[dict[str, Any]], template: str, field: bool | str) -> 
         raise UserError("continue_final_message: the last message has no text to continue")
     block.update(dict.fromkeys(place, text + _END))
     return text
-
-
-def _up_to(rendered: str, final: str) -> str:
-    mark = _END.strip()
-    if final.strip() not in rendered or mark not in rendered:
-        raise UserError(
-            "continue_final_message: the chat template changes or leaves out the last message"
-        )
-    place = rendered.rindex(mark)
-    text = rendered[:place]
-    # Otherwise the template has stripped the message.
-    return text if rendered.startswith(_END, place) else text.rstrip()
 
 
 class _Renderer:
@@ -323,7 +301,7 @@ class _Pool:
 _pools: dict[int, _Pool] = {}
 
 
-def _rendered(request: Mapping[str, Any]) -> dict[str, Any]:
+def _render(request: Mapping[str, Any]) -> dict[str, Any]:
     pool = _pools.setdefault(os.getpid(), _Pool())
     for again in (False, True):  # the system may have ended the process since the last request
         try:

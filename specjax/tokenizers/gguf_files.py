@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checks import one_line, require
+from specjax.checks import one_line, require, shown
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
@@ -106,10 +106,7 @@ _NEUTRAL_OF_VOCABULARY = dict.fromkeys(_NO_FLAGS, (False,))
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 # Tokens that end a turn, whether or not the metadata names them.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 class Tensor(NamedTuple):
@@ -146,7 +143,7 @@ class Header(NamedTuple):
     def wrong(self, key: str, wanted: str) -> UserError:
         value = self.metadata.get(key)
         value = value[:20].tolist() if isinstance(value, np.ndarray) else value
-        got = "and is missing" if value is None else f"got {_shown(value)}"
+        got = "and is missing" if value is None else f"got {shown(value)}"
         return UserError(f"{self.file}: {key[:80]} must be {wanted}, {got}")
 
     def refuse_others(
@@ -162,10 +159,6 @@ class Header(NamedTuple):
             if allowed is not None and (listed or value not in allowed):
                 error = self.wrong(key, " or ".join(["absent", *map(repr, allowed)]))
                 raise UserError(f"{error}, which is not read; {remedy}")
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:60]
 
 
 def is_gguf(path: Path) -> bool:
@@ -191,7 +184,7 @@ def _reader(gguf: Any) -> Any:
 
 
 @np.errstate(over="ignore")  # a place beyond 64 bits is refused
-def _parsed(file: Path) -> Header:
+def _parse(file: Path) -> Header:
     gguf = require("gguf", "gguf")
     with file.open("rb") as opened:
         magic, version = opened.read(4), opened.read(4)
@@ -206,9 +199,9 @@ def _parsed(file: Path) -> Header:
         for x in reader.tensors:
             shape = tuple(x.shape[::-1].tolist())
             if not 0 < len(shape) < 5 or 0 in shape:
-                raise ValueError(f"{_shown(x.name)} has shape {shape}")
+                raise ValueError(f"{shown(x.name)} has shape {shape}")
             if x.data_offset < reader.data_offset:
-                raise ValueError(f"{_shown(x.name)} is at byte {x.data_offset}, in the header")
+                raise ValueError(f"{shown(x.name)} is at byte {x.data_offset}, in the header")
             tensors[x.name] = Tensor(shape, x.tensor_type, x.data_offset, x.n_bytes)
         metadata = {key: _value(x) for key, x in reader.fields.items()}
     except EOFError:
@@ -231,32 +224,32 @@ def _parsed(file: Path) -> Header:
 def _value(field: Any) -> Any:
     kinds = [kind.name for kind in field.types]
     if len(kinds) > 2:
-        raise ValueError(f"{_shown(field.name)} is a list of lists")
+        raise ValueError(f"{shown(field.name)} is a list of lists")
     if kinds[0] != "ARRAY" or kinds[-1] == "STRING":
         return field.contents()
     parts = [field.parts[i] for i in field.data]
     return np.concatenate(parts) if parts else np.zeros(0, int)
 
 
-_kept = contextlib.ExitStack()
-atexit.register(_kept.close)
+_directories = contextlib.ExitStack()
+atexit.register(_directories.close)
 
 
 def read_header(file: Path) -> Header:
     """The header of a GGUF file, without its tokenizer; a damaged one is a `UserError`."""
     status = file.stat()
-    return _unpacked(file.absolute(), status.st_mtime_ns, status.st_size)
+    return _unpack(file.absolute(), status.st_mtime_ns, status.st_size)
 
 
 @functools.cache
-def _unpacked(file: Path, _time: int, _size: int) -> Header:
-    header, fault = _parsed(file), None
+def _unpack(file: Path, _time: int, _size: int) -> Header:
+    header, fault = _parse(file), None
     files = {"config.json": _config(header), **_settings(header)}
     try:
         files |= _vocabulary(header)
     except UserError as error:
         fault = error
-    directory = _kept.enter_context(temporary_directory()) / file.name
+    directory = _directories.enter_context(temporary_directory()) / file.name
     directory.mkdir()
     for name, content in files.items():
         if isinstance(content, bytes):
@@ -277,10 +270,8 @@ def _settings(header: Header) -> dict[str, Any]:
         raise header.wrong("tokenizer.ggml.eos_token_ids", "the ids of tokens")
     ends += more
     ends += [i for i, text in enumerate(tokens) if text in _TURN_ENDS and kinds[i] == _CONTROL]
-    ids = {
-        name: _id(header, stored, None)
-        for name, stored in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-    }
+    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {name: _id(header, stored, None) for name, stored in names.items()}
     generation = {
         "bos_token_id": ids["bos"],
         "pad_token_id": ids["pad"],
@@ -288,10 +279,10 @@ def _settings(header: Header) -> dict[str, Any]:
     }
     byte_level = header.read("tokenizer.ggml.model", _WORDS, None) == "gpt2"
     gemma = header.metadata["general.architecture"].startswith("gemma")
-    marked = "GemmaTokenizer" if gemma else "LlamaTokenizer"
+    sentencepiece = "GemmaTokenizer" if gemma else "LlamaTokenizer"
     config = {
         **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
-        "tokenizer_class": "PreTrainedTokenizerFast" if byte_level else marked,
+        "tokenizer_class": "PreTrainedTokenizerFast" if byte_level else sentencepiece,
         "add_bos_token": _adds("bos", header),
         "add_eos_token": _adds("eos", header),
         "legacy": False,
@@ -351,17 +342,13 @@ def _config(header: Header) -> dict[str, Any]:
     architecture = header.read("general.architecture", _WORDS)
     if architecture not in MODEL_TYPES:
         raise UserError(
-            f"{header.file}: general.architecture={_shown(architecture)} must be one of "
+            f"{header.file}: general.architecture={shown(architecture)} must be one of "
             f"{', '.join(MODEL_TYPES)}"
         )
     fields = _FIELDS | _OWN_FIELDS.get(architecture, {})
+    known, remedy = {*fields, *_WIDTHS, *_SCALING}, "load the model that it was made of"
     for prefix in (architecture, "adapter", "clip", "diffusion", "xielu"):
-        header.refuse_others(
-            f"{prefix}.",
-            {*fields, *_WIDTHS, *_SCALING},
-            _NEUTRAL,
-            "load the model that it was made of",
-        )
+        header.refuse_others(f"{prefix}.", known, _NEUTRAL, remedy)
 
     def read(name: str, wanted: str, *default: Any) -> Any:
         value = header.read(f"{architecture}.{name}", wanted, *default)
@@ -421,7 +408,7 @@ def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any
         if kind != only or divisors is not None:
             keys = [x for name in _SCALING if (x := f"{architecture}.{name}") in header.metadata]
             raise UserError(
-                f"{header.file}: {', '.join(f'{x}={_shown(header.metadata[x])}' for x in keys)}: "
+                f"{header.file}: {', '.join(f'{x}={shown(header.metadata[x])}' for x in keys)}: "
                 f"of stretched positions only those of type {only!r} are read, without {DIVISORS}"
             )
         if kind == "linear":
@@ -449,13 +436,8 @@ def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any
 
 
 def _split(regex: str) -> dict[str, Any]:
-    return {
-        "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
-            {**_BYTES, "use_regex": False},
-        ],
-    }
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, {**_BYTES, "use_regex": False}]}
 
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
@@ -475,7 +457,7 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
     named = header.read("tokenizer.ggml.pre", _WORDS, None)
     if named not in _STEPS:
         raise UserError(
-            f"{header.file}: tokenizer.ggml.pre={_shown(named)} must be one of "
+            f"{header.file}: tokenizer.ggml.pre={shown(named)} must be one of "
             f"{', '.join(_STEPS)}; give tokenizer="
         )
     if header.read("tokenizer.ggml.add_space_prefix", _FLAG, False):
@@ -486,13 +468,9 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
     merges = [merge.split(" ", 1) for merge in header.read("tokenizer.ggml.merges", _TEXTS)]
     if not all(len(pair) == 2 and "".join(pair) in vocabulary for pair in merges):
         raise header.wrong("tokenizer.ggml.merges", "pairs of texts that join to a token")
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {
-            "id": i,
-            "content": tokens[i],
-            "special": kind != _USER_DEFINED,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-        }
+        {"id": i, "content": tokens[i], "special": kind != _USER_DEFINED, **flags}
         for i, kind in enumerate(kinds)
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]
@@ -511,11 +489,11 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
         "pre_tokenizer": pre_tokenizer,
         "post_processor": {"type": "TemplateProcessing", **template} if around else None,
         "decoder": {**_BYTES, "add_prefix_space": True},
+        # A word that is a token is taken whole by Llama 3's.
         "model": {
             "type": "BPE",
             "vocab": vocabulary,
             "merges": merges,
-            # A word that is a token is taken whole.
             "ignore_merges": named in _LLAMA3_NAMES,
         },
     }
@@ -529,10 +507,10 @@ def _sentencepiece(header: Header) -> bytes:
     scores = header.read("tokenizer.ggml.scores", _NUMBERS)
     if len(scores) != len(tokens):
         raise header.wrong("tokenizer.ggml.scores", f"{len(tokens):,} numbers")
-    ids = {name: _id(header, name, None) for name in ("unknown", "bos", "eos", "padding")}
-    if ids["unknown"] is None and _UNKNOWN in kinds:
-        ids["unknown"] = kinds.index(_UNKNOWN)
-    unknown, *others = (-1 if i is None else i for i in ids.values())
+    ids = [_id(header, name, None) for name in ("unknown", "bos", "eos", "padding")]
+    unknown, *others = (-1 if i is None else i for i in ids)
+    if unknown < 0 and _UNKNOWN in kinds:
+        unknown = kinds.index(_UNKNOWN)
     # The converter calls it a control token where tokenizer_config.json lists it, as in Gemma 3.
     if unknown < 0 or kinds[unknown] not in (_UNKNOWN, _CONTROL):
         raise header.wrong(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.checks import shown
 from specjax.errors import MissingFileError, UserError
 
 SPECJAX_FILE = "specjax.json"
@@ -85,14 +86,8 @@ class SpecialIds:
 
     def or_else(self, other: "SpecialIds") -> "SpecialIds":
         """These ids, with missing ids from `other`."""
-        return SpecialIds(
-            eos=self.eos or other.eos,
-            pad=other.pad if self.pad is None else self.pad,
-            bos=other.bos if self.bos is None else self.bos,
-            decoder_start=(
-                other.decoder_start if self.decoder_start is None else self.decoder_start
-            ),
-        )
+        missing = {name: x for name, x in vars(other).items() if vars(self)[name] in (None, ())}
+        return dataclasses.replace(self, **missing)
 
 
 def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
@@ -100,7 +95,7 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
 
     def checked(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise UserError(f"{source}: {name}={repr(value)[:60]} must be a token id")
+            raise UserError(f"{source}: {name}={shown(value)} must be a token id")
         return value
 
     def single(name: str) -> int | None:

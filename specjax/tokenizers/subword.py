@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ class SentencePieceTokenizer(SubwordTokenizer):
         is_t5 = self._sp.bos_id() < 0 if settings.is_t5 is None else settings.is_t5
         self._ids, self._special = self._tokens_by_name(settings, is_t5)
         self._texts = {i: text for text, i in self._ids.items()}
-        self._splitter = _splitter(self._ids)
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._splitter = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         self._dummy_prefix = self._sp.Normalize("a") != "a"
         self._later = self._exact = self._sp
         if not is_t5 and not settings.config.get("legacy") and self._dummy_prefix:
@@ -269,11 +270,6 @@ def _with_normalizer(processor: Any, **settings: bool) -> Any:
     return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
 
 
-def _splitter(texts: Mapping[str, int]) -> re.Pattern[str]:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile(f"({'|'.join(re.escape(text) for text in longest_first)})")
-
-
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -284,24 +280,22 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
     """
     whole: Any = {"type": "none"} if decoder is None else decoder
     steps = whole["decoders"] if whole["type"] == "Sequence" else [whole]
-    first: list[Any] = list(tokens)
-    later: list[Any] = list(tokens)
+    # At the start of a text, and elsewhere.
+    sides: tuple[list[Any], list[Any]] = list(tokens), list(tokens)
     drops_space = False
     for place, step in enumerate(steps):
         kind = step["type"]
+        changes: list[Callable[[str], Any]] = []
         if kind == "Replace" and "String" in step["pattern"]:
-            change = _replacing(step["pattern"]["String"], step["content"])
-            first, later = _each(first, change), _each(later, change)
+            changes = [_replacing(step["pattern"]["String"], step["content"])] * 2
         elif kind == "Metaspace":
-            mark = step["replacement"]
-            later = _each(later, _replacing(mark, " "))
             # The first token loses all marks.
             rest = " " if step.get("prepend_scheme") == "never" else ""
-            first = _each(first, _replacing(mark, rest))
+            changes = [_replacing(step["replacement"], space) for space in (rest, " ")]
         elif kind == "ByteFallback":
-            first, later = _each(first, _byte), _each(later, _byte)
+            changes = [_byte] * 2
         elif kind == "ByteLevel":
-            first, later = _each(first, _byte_level), _each(later, _byte_level)
+            changes = [_byte_level] * 2
         elif (
             kind == "Strip"
             and (step["content"], step["stop"]) == (" ", 0)
@@ -314,15 +308,13 @@ def pieces_of(decoder: Mapping[str, Any] | None, tokens: Sequence[str | None]) -
                 f"the tokenizer's decoder ({kind}) does not join the texts of single tokens, so "
                 "texts cannot be read token by token: cut the texts yourself"
             )
-    begins, goes_on = [_bytes(text) for text in first], [_bytes(text) for text in later]
-    if drops_space:
-        begins = [text.removeprefix(b" ") for text in begins]
-    return Pieces(begins, goes_on)
-
-
-# Changes the texts that are not bytes yet.
-def _each(texts: list[Any], change: Any) -> list[Any]:
-    return [change(text) if isinstance(text, str) else text for text in texts]
+        for side, change in zip(sides, changes, strict=False):
+            side[:] = [change(text) if isinstance(text, str) else text for text in side]
+    first, later = (
+        [text if isinstance(text, bytes) else (text or "").encode() for text in side]
+        for side in sides
+    )
+    return Pieces([x.removeprefix(b" ") for x in first] if drops_space else first, later)
 
 
 def _replacing(old: str, new: str) -> Any:
@@ -340,16 +332,8 @@ def _byte_level(text: str) -> bytes:
     return text.encode()
 
 
-def _bytes(text: Any) -> bytes:
-    return text if isinstance(text, bytes) else (text or "").encode()
-
-
 # The characters that stand for bytes in byte-level vocabularies (GPT-2).
-def _byte_characters() -> dict[str, int]:
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    shifted = {chr(256 + i): byte for i, byte in enumerate(others)}
-    return {chr(byte): byte for byte in plain} | shifted
-
-
-_BYTES = _byte_characters()
+_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
+_BYTES = {chr(byte): byte for byte in _PLAIN}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}

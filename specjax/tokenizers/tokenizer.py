@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.errors import UserError
-from specjax.tokenizers.chat_template import ChatTemplate, chosen_template, render_chat
+from specjax.tokenizers.chat_template import ChatTemplate, choose_template, render_chat
 
 
 class Tokenizer(abc.ABC):
@@ -139,7 +139,7 @@ class Tokenizer(abc.ABC):
                 "chat_template.jinja into the model's directory"
             )
         tools = options.get("tools")
-        template = chosen_template(self.chat_template or {}, chat_template, tools)
+        template = choose_template(self.chat_template or {}, chat_template, tools)
         if isinstance(messages, Sequence) and not messages:
             raise UserError("a chat has no messages: give at least one")
         return render_chat(template, messages, **{**self.special_tokens, **options})

@@ -33,6 +33,11 @@ _DECODER = {
     "num_layers": 2,
     "num_kv_heads": 2,
 }
+_LLAMA3 = Llama3RopeScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+)
+_GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 8.0}
+_ENCODER = {**_DECODER, "embed_dim": 24, "num_layers": 1, "sliding_window": 3}
 CONFIGS = {
     "t5_v1_0": T5Config(**_T5, mlp_activations=("relu",), tie_embeddings=True),
     "t5_v1_1": T5Config(**_T5),
@@ -42,25 +47,15 @@ CONFIGS = {
     "umt5": UMT5Config(**_T5, tie_embeddings=True),
     "llama": LlamaConfig(**_DECODER),
     "llama_tied": LlamaConfig(
-        **_DECODER,
-        tie_embeddings=True,
-        rope_theta=5e5,
-        rope_scaling=Llama3RopeScaling(
-            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
-        ),
+        **_DECODER, tie_embeddings=True, rope_theta=5e5, rope_scaling=_LLAMA3
     ),
     "t5gemma": T5GemmaConfig(
         **_DECODER,
-        sliding_window=4,
-        query_pre_attn_scalar=8.0,
+        **_GEMMA,
         tie_embeddings=False,
-        encoder=Gemma2Config(
-            **{**_DECODER, "embed_dim": 24, "num_layers": 1},
-            sliding_window=3,
-            query_pre_attn_scalar=4.0,
-        ),
+        encoder=Gemma2Config(**_ENCODER, query_pre_attn_scalar=4.0),
     ),
-    "gemma2": Gemma2Config(**_DECODER, sliding_window=4, query_pre_attn_scalar=8.0),
+    "gemma2": Gemma2Config(**_DECODER, **_GEMMA),
 }
 
 
@@ -83,11 +78,13 @@ def bits(tree):
 
 def assert_same(a, b):
     """Equal names, dtypes and bits."""
-    a, b = bits(a), bits(b)
-    assert a.keys() == b.keys()
-    for path, value in a.items():
-        assert value.dtype == b[path].dtype, path
-        np.testing.assert_array_equal(value.view(np.uint8), b[path].view(np.uint8), err_msg=path)
+
+    def same(x, y):
+        x, y = (np.asarray(value, order="C") for value in (x, y))
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x.view(np.uint8), y.view(np.uint8))
+
+    jax.tree.map(same, *(unflatten(flatten(tree)) for tree in (a, b)))
 
 
 def tokens(config, length=9, seed=1):

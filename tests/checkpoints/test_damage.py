@@ -1,15 +1,15 @@
 """What is wrong inside a checkpoint is told when it is read."""
 
-import json
-import shutil
-
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_helpers import CONFIGS, assert_same, one_line, random_params
+from checkpoint_helpers import CONFIGS, assert_same, edit_json, one_line, random_params
+from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.checkpoints import load_model, save_model
+from specjax.checkpoints import arrays, load_model, save_model
 from specjax.checkpoints.arrays import flatten, unflatten
+from specjax.partitioning import make_mesh
 from specjax.writing import CHECKSUMS_NAME
 
 # The format, and a file of its arrays.
@@ -26,7 +26,7 @@ def saved(path, format, params=None):
 
 
 @pytest.mark.parametrize(("format", "pattern"), FORMATS)
-def test_each_flipped_bit_is_found(format, pattern, tmp_path):
+def test_each_flipped_bit_and_a_missing_file_is_found(format, pattern, tmp_path):
     path = saved(tmp_path / "out", format)
     files = sorted(file for file in path.glob(pattern) if file.is_file())
     rng = np.random.default_rng(0)
@@ -40,27 +40,12 @@ def test_each_flipped_bit_is_found(format, pattern, tmp_path):
         assert file.name in message and str(path) in message
         file.write_bytes(sound)
     assert load_model(path).format == format
-
-
-@pytest.mark.parametrize(("format", "pattern"), FORMATS)
-def test_a_missing_file_is_named(format, pattern, tmp_path):
-    path = saved(tmp_path / "out", format)
-    file = next(file for file in sorted(path.glob(pattern)) if file.is_file())
-    file.unlink()
-    message = refused(path)
-    assert str(path) in message
-
-
-def test_what_people_correct_by_hand_has_no_checksum(tmp_path):
-    path = saved(tmp_path / "out", "hf")
-    values = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**values, "eos_token_id": 5}))
-    load_model(path)
+    files[0].unlink()
+    assert str(path) in refused(path)
 
 
 @pytest.mark.parametrize("format", ["hf", "orbax", "t5x"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("value", ["nan", "-inf"])
+@pytest.mark.parametrize(("dtype", "value"), [("float32", "-inf"), ("bfloat16", "nan")])
 def test_weights_that_are_not_finite_are_named(format, dtype, value, tmp_path):
     config = CONFIGS["t5_v1_1"]
     flat = flatten(random_params(config, dtype=jnp.dtype(dtype)))
@@ -74,9 +59,28 @@ def test_weights_that_are_not_finite_are_named(format, dtype, value, tmp_path):
     assert_same(load_model(path, check_weights=False).params, params)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("spec", [(), ("data",), (None, "model"), ("data", "model")])
+def test_a_nan_is_found_wherever_it_is(monkeypatch, dtype, spec):
+    monkeypatch.setattr(arrays, "_BLOCK", 50)
+    sharding = NamedSharding(make_mesh(2, 4), PartitionSpec(*spec))
+    values = np.ones((6, 12, 7), dtype)
+    arrays.check_shards("w", jax.device_put(values, sharding))
+    arrays.check_shards("w", jax.device_put(values[:0], sharding))
+    for place in list(np.ndindex(values.shape))[::97]:
+        values[place] = np.nan
+        spread = jax.device_put(values, sharding)
+        one_line(
+            lambda spread=spread: arrays.check_shards("w", spread),
+            f"w has nan at {place}: copy the checkpoint again",
+        )
+        values[place] = 1
+
+
 def test_the_check_of_weights_covers_checksums(tmp_path):
     path = saved(tmp_path / "out", "hf")
-    shutil.copy(path / "model.safetensors", tmp_path / "sound")
+    edit_json(path / "config.json", eos_token_id=5)  # people correct it by hand
+    load_model(path)
     data = bytearray((path / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (path / "model.safetensors").write_bytes(data)

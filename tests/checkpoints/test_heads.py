@@ -1,9 +1,9 @@
-import json
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from checkpoint_helpers import edit_json
 from safetensors.numpy import load_file, save_file
 
 from specjax import load_pair, load_text_model
@@ -74,9 +74,7 @@ def test_the_drafter_is_known_in_another_dtype(drafter, saved, tmp_path):
 
 def test_a_head_of_another_width_is_refused(drafter, saved):
     save_head(saved, make_head(drafter, width=24))
-    with pytest.raises(
-        ValueError, match=r"has width 24, but the model's hidden states have 16: tr"
-    ):
+    with pytest.raises(ValueError, match=r"has width 24, but the model's hidden states have 16: "):
         load_text_model(saved)
     assert load_text_model(saved, head=False).head is None
 
@@ -92,18 +90,8 @@ def test_a_head_replaces_a_head_and_nothing_else(drafter, saved, tmp_path):
     assert (mine / "notes.txt").exists()
 
 
-def rewrite(place, arrays=None, **values):
-    """Changes the files of a head such that their checksums are right."""
-    file = place / "head.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-    if arrays is not None:
-        save_file(arrays, place / "head.safetensors")
-    write_checksums(place)
-
-
 def test_damage_is_told(saved):
-    place = saved / "acceptance_head"
-    file = place / "head.safetensors"
+    file = saved / "acceptance_head" / "head.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-4] + b"\0\0\0\0")
     with pytest.raises(ValueError, match="head.safetensors was changed after specjax wrote it"):
@@ -113,39 +101,36 @@ def test_damage_is_told(saved):
     with pytest.raises(ValueError, match=r"head.safetensors is cut short or damaged \(.*\): copy"):
         load_head(saved, check_weights=False)
     file.unlink()
-    with pytest.raises(FileNotFoundError, match="head.safetensors: no such file: copy the head"):
-        load_head(saved, check_weights=False)
-    with pytest.raises(FileNotFoundError, match="acceptance_head: no such directory: train a head"):
-        load_head(saved / "absent")
-
-
-def test_files_that_contradict_each_other_are_told(saved):
-    place = saved / "acceptance_head"
-    good, sound = (
-        load_file(place / "head.safetensors"),
-        json.loads((place / "head.json").read_text()),
-    )
-    wrong = "params must be the float32 parameters of HeadConfig"
-    for changes, message in (
-        ({"version": 2}, "version=2 must be 1 for this specjax to read it"),
-        ({"config": {"width": 16}}, wrong),
-        ({"config": {**sound["config"], "blocks": 9}}, r"blocks must be .* in \[0, 4\], got 9"),
-        (
-            {"config": {**sound["config"], "blocks": 3}},
-            wrong,
-        ),
-        ({"drafter_fingerprint": 7}, "drafter_fingerprint must be TextModel.weights_f"),
-        (
-            {"arrays": {**good, "out/bias": np.full(1, np.nan, np.float32)}},
-            "out/bias has .* copy the checkpoint again",
-        ),
-        (
-            {"arrays": {**good, "out/bias": np.ones(2, np.float32)}},
-            wrong,
-        ),
-        ({"arrays": {**good, "out/bias": np.ones(1)}}, wrong),
+    for place, message in (
+        (saved, "head.safetensors: no such file: copy the head"),
+        (saved / "absent", "acceptance_head: no such directory: train a head"),
     ):
-        rewrite(place, **{"arrays": good, **sound, **changes})
-        with pytest.raises(ValueError, match=message) as error:
-            load_text_model(saved)
-        assert "\n" not in str(error.value) and str(place) in str(error.value)
+        with pytest.raises(FileNotFoundError, match=message):
+            load_head(place, check_weights=False)
+
+
+WRONG = "params must be the float32 parameters of HeadConfig"
+
+
+@pytest.mark.parametrize(
+    ("values", "bias", "message"),
+    [
+        ({"version": 2}, None, "version=2 must be 1 for this specjax to read it"),
+        ({"config": {"width": 16}}, None, WRONG),
+        ({"config": {"width": 16, "blocks": 9}}, None, r"blocks must be .* in \[0, 4\], got 9"),
+        ({"config": {"width": 16, "blocks": 3}}, None, WRONG),
+        ({"drafter_fingerprint": 7}, None, "drafter_fingerprint must be TextModel.weights_f"),
+        ({}, np.full(1, np.nan, np.float32), "out/bias has .* copy the checkpoint again"),
+        ({}, np.ones(2, np.float32), WRONG),
+        ({}, np.ones(1), WRONG),
+    ],
+)
+def test_files_that_contradict_each_other_are_told(saved, values, bias, message):
+    place = saved / "acceptance_head"
+    edit_json(place / "head.json", **values)
+    arrays = load_file(place / "head.safetensors")
+    save_file(arrays if bias is None else {**arrays, "out/bias": bias}, place / "head.safetensors")
+    write_checksums(place)
+    with pytest.raises(ValueError, match=message) as error:
+        load_text_model(saved)
+    assert "\n" not in str(error.value) and str(place) in str(error.value)

@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -18,26 +19,16 @@ from checkpoint_helpers import (
     logits,
     one_line,
     random_params,
-    shared,
     tokens,
 )
 
 from specjax.checkpoints import hf, load_model, save_model
 from specjax.checkpoints.arrays import flatten
 from specjax.checkpoints.loading import read_config
-from specjax.models import FAMILIES, Gemma2Config, LlamaConfig, T5Config, model_from_config
-from specjax.models.families import family_of
-from specjax.tokenizers.load import load_tokenizer
+from specjax.models import FAMILIES, model_from_config
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.writing import CHECKSUMS_NAME
-from tests.models.hf_models import DECODER_SIZES, LLAMA3, T5_CONFIGS, made, save_random
-
-MODELS = (*T5_CONFIGS, "t5_v1_0", "t5_v1_1", "llama", "llama_tied", "llama3", "gemma2")
-
-
-def _auto(name):
-    decoder_only = transformers.AutoModelForCausalLM
-    return transformers.AutoModelForSeq2SeqLM if "t5" in name else decoder_only
+from tests.models.hf_models import DECODER_SIZES, LLAMA3, T5_CONFIGS, made
 
 
 def _their_logits(model, config):
@@ -76,10 +67,10 @@ def copy(tmp_path):
     return get
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", T5_CONFIGS)
 def test_logits_agree_with_transformers(name):
+    """Of two T5s; `tests/models` has every family."""
     _, theirs, loaded = saved(name)
-    assert np.abs(theirs).max() > 0.5  # a scale that a wrong array would move
     _assert_close(logits(loaded.model, loaded.params), theirs)
     assert loaded.format == "hf"
     assert loaded.config.param_dtype == loaded.config.dtype == jnp.float32
@@ -90,10 +81,9 @@ def test_t5_head_is_decided_by_the_arrays(copy):
     directory, theirs, loaded = saved("t5_v1_1")
     assert json.loads((directory / "config.json").read_text())["tie_word_embeddings"] is True
     assert not loaded.config.tie_embeddings
-    tied = saved("t5_v1_1_tied")[2].config
-    assert (tied.tie_embeddings, tied.scale_tied_logits) == (True, False)
-    v1_0 = saved("t5_v1_0")[2].config
-    assert (v1_0.tie_embeddings, v1_0.scale_tied_logits) == (True, True)
+    for name, scaled in (("t5_v1_1_tied", False), ("t5_v1_0", True)):
+        config = saved(name)[2].config
+        assert (config.tie_embeddings, config.scale_tied_logits) == (True, scaled)
     # As 4.x writes it.
     untied = copy("t5_v1_1")
     edit_json(untied / "config.json", scale_decoder_outputs=..., tie_word_embeddings=False)
@@ -106,55 +96,57 @@ def test_t5_head_is_decided_by_the_arrays(copy):
         model = transformers.T5ForConditionalGeneration.from_pretrained(str(untied)).eval()
         _assert_close(_their_logits(model, loaded.config) * 4, theirs)  # sqrt(d_model)
         one_line(lambda: load_model(untied), "lm_head.weight differs", "tie_word_embeddings to fal")
-    # A tied head in 4.x: no lm_head.weight, no scale_decoder_outputs.
-    tied_dir = copy("t5_v1_0")
-    edit_json(tied_dir / "config.json", scale_decoder_outputs=..., tie_word_embeddings=True)
-    again = load_model(tied_dir)
-    _assert_close(logits(again.model, again.params), saved("t5_v1_0")[1])
-    # 4.x says untied, and the head is not there.
-    edit_json(tied_dir / "config.json", tie_word_embeddings=False)
-    one_line(lambda: load_model(tied_dir), "1 array missing: lm_head.weight")
     edit_json(untied / "config.json", scale_decoder_outputs=True)
     one_line(lambda: load_model(untied), "config.json", "scale_decoder_outputs", "differs from")
+
+
+def test_a_tied_t5_head_says_whether_it_scales(copy):
+    directory = copy("t5_v1_0")
+    file = directory / "config.json"
+    edit_json(file, scale_decoder_outputs=None)
+    assert not transformers.T5Config.from_pretrained(directory).scale_decoder_outputs
+    assert not read_config(directory).scale_tied_logits
+    # In 4.x: no lm_head.weight, no scale_decoder_outputs.
+    edit_json(file, scale_decoder_outputs=..., tie_word_embeddings=True)
+    assert load_model(directory).config == saved("t5_v1_0")[2].config
+    # 4.x says untied, and the head is not there.
+    edit_json(file, tie_word_embeddings=False)
+    one_line(lambda: load_model(directory), "1 array missing: lm_head.weight")
     # Both flags at odds, and no head: it cannot differ.
-    edit_json(tied_dir / "config.json", scale_decoder_outputs=True)
-    told = one_line(lambda: load_model(tied_dir), "lm_head.weight is absent", "to true if the head")
+    edit_json(file, scale_decoder_outputs=True)
+    told = one_line(
+        lambda: load_model(directory), "lm_head.weight is absent", "to true if the head"
+    )
     assert "differs" not in told
 
 
 def test_rope_parameters_of_4_and_5(copy):
     """5.x nests the base in `rope_parameters`; 4.x has `rope_theta` and `rope_scaling`."""
     _, theirs, loaded = saved("llama3")
-    assert loaded.config.rope_theta == 500.0
-    assert loaded.config.rope_scaling.original_max_position == 64
     directory = copy("llama3")
+    file = directory / "config.json"
     old = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
-    edit_json(
-        directory / "config.json",
-        rope_parameters=...,
-        rope_theta=500.0,
-        rope_scaling={**old, "type": old["rope_type"], "rope_type": None},
-    )
+    scaling = {**old, "type": old["rope_type"], "rope_type": None}
+    edit_json(file, rope_parameters=..., rope_theta=500.0, rope_scaling=scaling)
     again = load_model(directory)
     assert again.config == loaded.config
     _assert_close(logits(again.model, again.params), theirs)
-    edit_json(directory / "config.json", rope_scaling=None)
-    plain = load_model(directory)
-    assert (plain.config.rope_theta, plain.config.rope_scaling) == (500.0, None)
-    edit_json(
-        directory / "config.json",
-        rope_scaling={"type": "yarn", "factor": 2.0},
-        max_position_embeddings=...,
-    )
-    one_line(lambda: load_model(directory), "max_position_embeddings=None must be a number")
-    edit_json(directory / "config.json", rope_scaling={"type": "dynamic", "factor": 2.0})
-    one_line(lambda: load_model(directory), "rope_type='dynamic'", "'llama3'")
+    edit_json(file, rope_scaling=None)
+    plain = read_config(directory)
+    assert (plain.rope_theta, plain.rope_scaling) == (500.0, None)
+    for kind, parts in (
+        ("yarn", ["max_position_embeddings=None must be a number"]),
+        ("dynamic", ["rope_type='dynamic'", "'llama3'"]),
+    ):
+        scaling = {"type": kind, "factor": 2.0}
+        edit_json(file, rope_scaling=scaling, max_position_embeddings=...)
+        one_line(lambda: read_config(directory), *parts)
 
 
 def test_rope_parameters_and_rope_scaling_in_one_file(copy):
     """transformers takes `rope_scaling`; a base that it would leave out is refused."""
-    loaded = saved("llama3")[2]
     directory = copy("llama3")
+    file = directory / "config.json"
     scaling = {**LLAMA3, "factor": 4.0}
     no_base = {k: v for k, v in scaling.items() if k != "rope_theta"}
     plain = {"rope_type": "default", "rope_theta": 500.0}
@@ -164,87 +156,73 @@ def test_rope_parameters_and_rope_scaling_in_one_file(copy):
         {"rope_parameters": plain, "rope_scaling": no_base, "rope_theta": 500.0},
         {"rope_parameters": LLAMA3, "rope_scaling": {}},
     ):
-        edit_json(directory / "config.json", **{"rope_theta": ..., **fields})
-        again = load_model(directory)
-        factor = 4.0 if fields["rope_scaling"] else 8.0
-        assert again.config.rope_scaling.factor == factor
-        assert again.config.rope_theta == 500.0
-        model = transformers.LlamaForCausalLM.from_pretrained(
-            str(directory), attn_implementation="eager"
-        )
-        _assert_close(logits(again.model, again.params), _their_logits(model.eval(), loaded.config))
-    edit_json(directory / "config.json", rope_parameters=plain, rope_scaling=no_base)
-    one_line(
-        lambda: load_model(directory),
-        directory / "config.json",
-        "rope_parameters has rope_theta=500.0",
-        "rope_scaling, which has priority, has 10000.0",
-    )
-    edit_json(directory / "config.json", rope_parameters=[1])
-    one_line(lambda: load_model(directory), "rope_parameters=[1] must be an object")
-    edit_json(
-        directory / "config.json",
-        rope_parameters=LLAMA3,
-        rope_scaling=...,
-        original_max_position_embeddings=32,
-    )
-    one_line(lambda: load_model(directory), "original_max_position_embeddings=32 differs from 64")
+        edit_json(file, **{"rope_theta": ..., **fields})
+        config = read_config(directory)
+        assert config.rope_scaling.factor == (4.0 if fields["rope_scaling"] else 8.0)
+        assert config.rope_theta == 500.0
+        theirs = transformers.LlamaForCausalLM(transformers.AutoConfig.from_pretrained(directory))
+        frequencies = theirs.model.rotary_emb.inv_freq.numpy()
+        np.testing.assert_allclose(config.style.layers[0].rope, frequencies, rtol=1e-6)
+    differs = "rope_scaling, which has priority, has 10000.0"
+    long = {"rope_scaling": ..., "original_max_position_embeddings": 32}
+    for parameters, more, parts in (
+        (plain, {"rope_scaling": no_base}, ["rope_parameters has rope_theta=500.0", differs]),
+        ([1], {}, ["rope_parameters=[1] must be an object"]),
+        (LLAMA3, long, ["original_max_position_embeddings=32 differs from 64"]),
+    ):
+        edit_json(file, rope_parameters=parameters, **more)
+        one_line(lambda: read_config(directory), file, *parts)
 
 
 def test_generation_config_says_what_the_decoder_reads_first(copy):
     directory = copy("t5_v1_0")
-    model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory))
+    generation = directory / "generation_config.json"
     edit_json(directory / "config.json", decoder_start_token_id=3)
-    edit_json(directory / "generation_config.json", decoder_start_token_id=7)
+    edit_json(generation, decoder_start_token_id=7)
     model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory))
     first = int(model.generate(torch.tensor([[4, 5]]), max_new_tokens=1)[0, 0])
     loaded = load_model(directory)
     assert loaded.config.decoder_start_token == loaded.special_ids.decoder_start == first == 7
     # The arrays with a configuration of one's own: that one decides.
     given = loaded.config.replace(decoder_start_token=5)
-    assert load_model(directory, config=given).config.decoder_start_token == 5
-    edit_json(directory / "generation_config.json", decoder_start_token_id=...)
-    assert load_model(directory).config.decoder_start_token == 3
-    edit_json(directory / "generation_config.json", decoder_start_token_id=48)
-    one_line(
-        lambda: load_model(directory), directory, "generation_config.json", "decoder_start_token=48"
-    )
+    assert read_config(directory, given).decoder_start_token == 5
+    edit_json(generation, decoder_start_token_id=...)
+    assert read_config(directory).decoder_start_token == 3
+    edit_json(generation, decoder_start_token_id=48)
+    one_line(lambda: load_model(directory), generation.name, directory, "decoder_start_token=48")
 
 
 @pytest.mark.parametrize(
-    ("name", "ours", "theirs"),
+    ("name", "field", "theirs", "value"),
     [
-        ("llama", {"embed_dim": 18}, {"hidden_size": 18}),
-        ("gemma2", {"embed_dim": 18}, {"hidden_size": 18}),
-        ("gemma2", {"query_pre_attn_scalar": 7.5}, {"query_pre_attn_scalar": 7.5}),
+        ("llama", "embed_dim", "hidden_size", 18),
+        ("gemma2", "embed_dim", "hidden_size", 18),
+        ("gemma2", "query_pre_attn_scalar", "query_pre_attn_scalar", 7.5),
     ],
 )
-def test_what_transformers_5_refuses_to_read_is_not_written(name, ours, theirs, tmp_path):
+def test_what_transformers_5_refuses_to_read_is_not_written(name, field, theirs, value, tmp_path):
     kind = {"llama": transformers.LlamaConfig, "gemma2": transformers.Gemma2Config}[name]
     with pytest.raises(Exception, match="multiple of the number|query_pre_attn_scalar"):
-        kind(**{**DECODER_SIZES, **theirs})
-    config = CONFIGS[name].replace(**ours)
+        kind(**{**DECODER_SIZES, theirs: value})
+    config = CONFIGS[name].replace(**{field: value})
     params = random_params(config)
-    (field, value), *_ = ours.items()
     one_line(
         lambda: save_model(tmp_path / "hf", config, params, format="hf"),
-        f"{field}={value} must be",
-        "transformers 5",
-        "convert it to orbax",
+        *(f"{field}={value} must be", "transformers 5", "convert it to orbax"),
     )
     assert save_model(tmp_path / "orbax", config, params)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["t5_tied_unscaled", "mt5_tied_unscaled", "llama_tied"])
 def test_transformers_reads_what_we_write(name, tmp_path):
+    """What no model of transformers' own is; `tests/models` saves those of every family again."""
     config, params = CONFIGS[name], random_params(CONFIGS[name])
     save_model(tmp_path / "out", config, params, format="hf")
-    model, report = _auto(name).from_pretrained(
+    kind = "AutoModelForSeq2SeqLM" if "t5" in name else "AutoModelForCausalLM"
+    model, report = getattr(transformers, kind).from_pretrained(
         str(tmp_path / "out"), attn_implementation="eager", output_loading_info=True
     )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    assert not report["mismatched_keys"]
+    assert not any(report[f"{x}_keys"] for x in ("missing", "unexpected", "mismatched"))
     _assert_close(logits(model_from_config(config), params), _their_logits(model.eval(), config))
     again = load_model(tmp_path / "out")
     assert again.config == config
@@ -272,56 +250,46 @@ def test_config_as_transformers_4_reads_it(name, tmp_path):
 
 def test_dtypes(tmp_path):
     directory, _, loaded = saved("llama_tied")
+
+    def rounded(*dtypes):
+        return jax.tree.map(lambda x: functools.reduce(jnp.astype, dtypes, x), loaded.params)
+
     half = load_model(directory, dtype="bfloat16")
     assert half.config.dtype == half.config.param_dtype == jnp.bfloat16
-    rounded = {k: v.astype(jnp.bfloat16) for k, v in flatten(loaded.params).items()}
-    assert_same(half.params, rounded)
+    assert_same(half.params, rounded(jnp.bfloat16))
     mixed = load_model(directory, dtype="bfloat16", param_dtype="float32")
     assert mixed.config.dtype == jnp.bfloat16
     assert_same(mixed.params, loaded.params)
     # A bfloat16 checkpoint stays bfloat16, a float16 one becomes float32, exactly.
-    for disk, kept in (("bfloat16", "bfloat16"), ("float16", "float32")):
+    for disk, kept in (("bfloat16", jnp.bfloat16), ("float16", jnp.float32)):
         save_model(tmp_path / disk, loaded.model, loaded.params, format="hf", dtype=disk)
         again = load_model(tmp_path / disk)
-        assert again.config.param_dtype == again.config.dtype == jnp.dtype(kept)
-        expected = {
-            k: v.astype(jnp.dtype(disk)).astype(jnp.dtype(kept))
-            for k, v in flatten(loaded.params).items()
-        }
-        assert_same(again.params, expected)
-    one_line(
-        lambda: load_model(directory, dtype="int8"), "`dtype` must be", "float32", "got 'int8'"
-    )
-    one_line(lambda: load_model(directory, param_dtype="int4"), "`param_dtype` must be", "'int4'")
+        assert again.config.param_dtype == again.config.dtype == kept
+        assert_same(again.params, rounded(disk, kept))
 
 
 def test_sharded_files_with_an_index(tmp_path):
     config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
-    (tmp_path / "out").mkdir()
-    flat = flatten(params)
-    hf.write_hf(
-        tmp_path / "out",
-        config,
-        flat,
-        ids=SpecialIds(),
-        dtype=np.dtype(np.float32),
-        shard_bytes=9000,
-    )
-    shards = sorted((tmp_path / "out").glob("*.safetensors"))
+    float32 = np.dtype(np.float32)
+    ids = SpecialIds()
+    hf.write_hf(tmp_path, config, flatten(params), ids=ids, dtype=float32, shard_bytes=9000)
+    shards = sorted(tmp_path.glob("*.safetensors"))
     assert len(shards) > 2
-    assert_same(load_model(tmp_path / "out").params, params)
+    assert_same(load_model(tmp_path).params, params)
     # transformers agrees that these are all arrays.
     _, report = transformers.LlamaForCausalLM.from_pretrained(
-        str(tmp_path / "out"), output_loading_info=True
+        str(tmp_path), output_loading_info=True
     )
     assert not report["missing_keys"]
-    shards[1].rename(tmp_path / "aside")
-    one_line(lambda: load_model(tmp_path / "out"), shards[1], "missing", "index.json")
-    (tmp_path / "aside").rename(shards[1])
-    edit_json(tmp_path / "out" / hf.INDEX, weight_map={"x": shards[0].name})
-    one_line(lambda: load_model(tmp_path / "out"), "arrays missing")
-    edit_json(tmp_path / "out" / hf.INDEX, weight_map={})
-    one_line(lambda: load_model(tmp_path / "out"), "no weight_map")
+    content = shards[1].read_bytes()
+    shards[1].unlink()
+    one_line(lambda: load_model(tmp_path), shards[1], "missing", "index.json")
+    shards[1].write_bytes(content)
+    edit_json(tmp_path / hf.INDEX, weight_map={"x": shards[0].name})
+    one_line(lambda: load_model(tmp_path), "arrays missing")
+    for wrong in ({}, {"x": None}, {"x": []}, [], None, 5, True, "x"):
+        edit_json(tmp_path / hf.INDEX, weight_map=wrong)
+        one_line(lambda: load_model(tmp_path), hf.INDEX, "no weight_map of file names")
 
 
 @pytest.mark.parametrize("counts", [1, 2])
@@ -340,23 +308,18 @@ def test_of_two_arrays_of_a_name_the_index_says_which_one_counts(tmp_path, count
     assert_same(load_model(tmp_path).params, params)
     edit_json(tmp_path / hf.INDEX, weight_map={x: y for x, y in placed.items() if x != name})
     one_line(lambda: load_model(tmp_path), tmp_path, "has the array model.norm.weight twice")
-    for wrong in ({**placed, name: None}, {**placed, name: []}, [], None, 5, True, "x"):
-        edit_json(tmp_path / hf.INDEX, weight_map=wrong)
-        one_line(lambda: load_model(tmp_path), hf.INDEX, "no weight_map of file names")
 
 
 # The bits of each number of safetensors' dtypes, and NumPy's dtype of those that are read.
 DTYPES = {
-    "BOOL": (8, bool),
-    **{f"{kind}{bits}": (bits, None) for kind in "IU" for bits in (8, 16, 32, 64)},
-    "F16": (16, np.float16),
+    **{f"{x[0].upper()}{n}": (n, f"{x}{n}") for x in ("int", "uint") for n in (8, 16, 32, 64)},
+    **{f"F{n}": (n, f"float{n}") for n in (16, 32, 64)},
     "BF16": (16, ml_dtypes.bfloat16),
-    "F32": (32, np.float32),
-    "F64": (64, np.float64),
-    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), (8, ...)),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), (6, ...)),
-    "F4": (4, ...),
-    "C64": (64, ...),
+    "BOOL": (8, bool),
+    "F4": (4, None),
+    "C64": (64, None),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ"), (8, None)),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), (6, None)),
 }
 
 
@@ -371,28 +334,26 @@ def test_every_dtype_of_safetensors_is_read_or_refused_by_name(label, tmp_path):
     data = np.random.default_rng(0).integers(0, 2, bits, np.uint8).tobytes()  # 8 numbers
     _write_array(tmp_path / hf.SINGLE, "x", label, [2, 4], data)
     reader = hf.SafetensorsReader(tmp_path)
-    if dtype is ...:
-        message = one_line(lambda: reader.read("x"), tmp_path, "x has dtype")
-        assert f"dtype {label}, but quantised checkpoints are not supported" in message
+    if dtype is None:
+        message = f"x has dtype {label}, but quantised checkpoints are not supported"
+        one_line(lambda: reader.read("x"), tmp_path, message)
         return
-    kind = {"I": "int", "U": "uint"}.get(label[0])
-    expected = np.frombuffer(data, dtype or f"{kind}{bits}").reshape(2, 4)
+    expected = np.frombuffer(data, dtype).reshape(2, 4)
     assert reader.read("x").dtype == reader.specs["x"].dtype == expected.dtype
     np.testing.assert_array_equal(reader.read("x"), expected)
 
 
-@pytest.mark.parametrize("label", ["I32", "F4", "F8_E4M3"])
+@pytest.mark.parametrize("label", ["I32", "F4"])
 def test_an_output_that_is_not_of_floats_is_refused(copy, label):
     directory = copy("t5_v1_1")
-    place = directory / "aside.safetensors"
     arrays = safetensors.numpy.load_file(directory / hf.SINGLE)
     shape = arrays.pop("lm_head.weight").shape
     safetensors.numpy.save_file(arrays, directory / "rest.safetensors")
     (directory / hf.SINGLE).unlink()
-    size = int(np.prod(shape)) * DTYPES[label][0] // 8
-    _write_array(place, "lm_head.weight", label, list(shape), bytes(size))
-    weight_map = {**dict.fromkeys(arrays, "rest.safetensors"), "lm_head.weight": place.name}
-    edit_json(directory / hf.INDEX, weight_map=weight_map)
+    data = bytes(int(np.prod(shape)) * DTYPES[label][0] // 8)
+    _write_array(directory / "aside.safetensors", "lm_head.weight", label, list(shape), data)
+    files = {**dict.fromkeys(arrays, "rest.safetensors"), "lm_head.weight": "aside.safetensors"}
+    edit_json(directory / hf.INDEX, weight_map=files)
     one_line(lambda: load_model(directory), f"lm_head.weight has dtype {label}, but quantised")
 
 
@@ -417,14 +378,6 @@ def test_the_outer_field_says_whether_embeddings_are_tied(copy, model_type, oute
     if outer is not None or model_type == "gemma3":
         theirs = transformers.AutoConfig.from_pretrained(directory)
         assert bool(theirs.tie_word_embeddings) == expected
-
-
-def test_a_null_that_says_whether_a_t5_scales(copy):
-    directory = copy("t5_v1_0")
-    edit_json(directory / "config.json", scale_decoder_outputs=None)
-    theirs = transformers.T5Config.from_pretrained(directory)
-    assert not theirs.scale_decoder_outputs
-    assert not read_config(directory).scale_tied_logits
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2_yarn", "gpt_oss"])
@@ -456,14 +409,12 @@ def test_a_gemma_3_that_versions_of_transformers_rotate_differently_is_refused(c
     rope = transformers.AutoConfig.from_pretrained(directory).rope_parameters
     assert rope["full_attention"]["rope_type"] == "default"
     one_line(lambda: read_config(directory), file, "rope_scaling has type='linear'", "rope_type")
-    edit_json(file, rope_scaling={"rope_type": "linear", "factor": 8.0})
-    assert read_config(directory).rope_factor == 8.0
-    edit_json(file, rope_scaling={"type": "linear", "rope_type": "linear", "factor": 8.0})
-    assert read_config(directory).rope_factor == 8.0
+    for more in ({}, {"type": "linear"}):
+        edit_json(file, rope_scaling={"rope_type": "linear", "factor": 8.0, **more})
+        assert read_config(directory).rope_factor == 8.0
 
 
-@pytest.mark.parametrize("value", [2**63, 1e299, 1.5])
-@pytest.mark.parametrize("name", ["qwen3_5", "gemma4_wide"])
+@pytest.mark.parametrize(("name", "value"), [("qwen3_5", 1.5), ("gemma4_wide", 2**63)])
 def test_more_dimensions_than_a_head_has_are_not_rotated(copy, name, value):
     directory = copy(name)
     file = directory / "config.json"
@@ -495,19 +446,20 @@ def test_usual_ids_above_a_small_vocabulary_are_left_out(family, format, tmp_pat
 
 def test_special_ids(copy):
     directory = copy("llama")
-    assert load_model(directory).special_ids.eos == (2,)
-    assert load_model(directory).special_ids.bos == 1
-    edit_json(directory / "config.json", eos_token_id=[7, 8], pad_token_id=-1)
-    (directory / "generation_config.json").unlink()
-    loaded = load_model(directory)
-    assert (loaded.special_ids.eos, loaded.special_ids.pad) == ((7, 8), None)
-    edit_json(directory / "generation_config.json", eos_token_id=[9, 9, 5], pad_token_id=4)
-    assert load_model(directory).special_ids.eos == (9, 5)
-    assert load_model(directory).special_ids.pad == 4
-    edit_json(directory / "generation_config.json", eos_token_id=[9, 48])
+    config, generation = directory / "config.json", directory / "generation_config.json"
+
+    def found():
+        ids = load_model(directory).special_ids
+        return ids.eos, ids.pad, ids.bos
+
+    assert found() == ((2,), None, 1)
+    edit_json(config, eos_token_id=[7, 8], pad_token_id=-1)
+    generation.unlink()
+    assert found() == ((7, 8), None, 1)
+    edit_json(generation, eos_token_id=[9, 9, 5], pad_token_id=4)
+    assert found() == ((9, 5), 4, 1)
+    edit_json(generation, eos_token_id=[9, 48])
     one_line(lambda: load_model(directory), directory, "eos_token_id=[9, 48]", "vocab_size=48")
-    edit_json(directory / "generation_config.json", eos_token_id="</s>")
-    one_line(lambda: load_model(directory), "generation_config.json", "eos_token_id='</s>'")
 
 
 def _rewrite(directory, change):
@@ -521,59 +473,34 @@ def _rewrite(directory, change):
 
 def test_known_duplicates_are_dropped(copy):
     directory = copy("t5_v1_0")
+    copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
     def duplicate(arrays):
-        for name in (
-            "encoder.embed_tokens.weight",
-            "decoder.embed_tokens.weight",
-            "lm_head.weight",
-        ):
-            arrays[name] = arrays["shared.weight"].copy()
-        arrays["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.zeros(
-            (32, 2), np.float32
-        )
+        arrays |= {name: arrays["shared.weight"].copy() for name in copies}
+        arrays[bias] = np.zeros((32, 2), np.float32)
 
     _rewrite(directory, duplicate)
     loaded = load_model(directory)
     assert loaded.config.tie_embeddings
     assert_same(loaded.params, saved("t5_v1_0")[2].params)
-    # Only a copy of the embedding is left.
-    _rewrite(directory, lambda arrays: [arrays.pop(n) for n in ("shared.weight", "lm_head.weight")])
-    assert_same(load_model(directory).params, saved("t5_v1_0")[2].params)
     _rewrite(directory, lambda arrays: arrays["decoder.embed_tokens.weight"].__iadd__(1))
     one_line(lambda: load_model(directory), "decoder.embed_tokens.weight (a copy that differs")
 
-    llama = copy("llama_tied")
+
+def test_old_arrays_of_a_llama_are_dropped(copy):
+    directory = copy("llama_tied")
 
     def old(arrays):
         arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
-        for i in range(2):
-            arrays[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+        for i in range(2):  # they do not decide the dtype
+            arrays[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.int64)
 
-    _rewrite(llama, old)
-    assert_same(load_model(llama).params, saved("llama_tied")[2].params)
-    _rewrite(llama, lambda arrays: arrays["lm_head.weight"].__iadd__(1))
-    one_line(lambda: load_model(llama), "tie_word_embeddings", "lm_head.weight differs")
-
-
-def test_dropped_arrays_do_not_decide_the_dtype(tmp_path):
-    config = CONFIGS["llama"]
-    save_model(tmp_path / "out", config, random_params(config, dtype=jnp.bfloat16), format="hf")
-
-    def old(arrays):
-        arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
-
-    _rewrite(tmp_path / "out", old)
-    assert load_model(tmp_path / "out").config.param_dtype == jnp.bfloat16
-    _rewrite(tmp_path / "out", lambda arrays: arrays.update(counter=np.ones(1, np.int64)))
-    one_line(lambda: load_model(tmp_path / "out"), "1 array unknown: counter")
-
-    def quantise(arrays):
-        del arrays["counter"]
-        arrays["model.norm.weight"] = np.ones(16, np.int64)
-
-    _rewrite(tmp_path / "out", quantise)
-    one_line(lambda: load_model(tmp_path / "out"), "model.norm.weight has dtype I64, but quantised")
+    _rewrite(directory, old)
+    loaded = load_model(directory)
+    assert_same(loaded.params, saved("llama_tied")[2].params)
+    _rewrite(directory, lambda arrays: arrays["lm_head.weight"].__iadd__(1))
+    one_line(lambda: load_model(directory), "tie_word_embeddings", "lm_head.weight differs")
 
 
 def test_every_difference_is_named_in_one_line(copy):
@@ -596,79 +523,70 @@ def test_every_difference_is_named_in_one_line(copy):
     )
 
 
-def test_another_architecture(copy):
+# Changes of a config.json, and what the message says; `tests/models` has every field and type.
+WRONG = {
+    "llama": [
+        ({"model_type": "mamba"}, ["model_type='mamba'", "t5gemma2, llama, qwen2", "gemma3_text"]),
+        ({"model_type": ["llama"]}, ["model_type=['llama']"]),
+        ({"architectures": ["LlamaForQuestions"]}, ["LlamaForQuestions", "LlamaForCausalLM"]),
+        ({"architectures": "LlamaForCausalLM"}, ["architectures='LlamaForCausalLM' must be a l"]),
+        ({"hidden_act": "gelu"}, ["hidden_act='gelu'", "'silu'"]),
+        ({"attention_bias": True}, ["attention_bias=True"]),
+        ({"vocab_size": ...}, ["vocab_size=None must be a number"]),
+        ({"hidden_size": 16.5}, ["hidden_size=16.5 must be a whole number"]),
+        ({"hidden_size": float("nan")}, ["hidden_size=nan must be finite"]),
+        ({"hidden_size": 10**400}, ["hidden_size=1000", "must be finite"]),
+        ({"num_hidden_layers": "x"}, ["num_hidden_layers='x' must be a number"]),
+        ({"num_hidden_layers": -1}, ["num_hidden_layers=-1 must be a whole number >= 1"]),
+        ({"rms_norm_eps": -1e-5}, ["rms_norm_eps=-1e-05 must be above 0"]),
+        ({"rope_theta": 0, "rope_parameters": {"rope_theta": 0}}, ["rope_theta=0 must be above 0"]),
+        ({"num_key_value_heads": 3}, ["num_kv_heads=3"]),
+        ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config is set"]),
+    ],
+    "t5_v1_0": [
+        ({"feed_forward_proj": "gelu"}, ["feed_forward_proj='gelu'", "gated-gelu"]),
+        ({"relative_attention_num_buckets": 1}, ["relative_attention_num_buckets=1 must be"]),
+        ({"relative_attention_max_distance": 16}, ["relative_attention_max_distance=16 must be"]),
+        ({"decoder_start_token_id": -2}, ["decoder_start_token_id=-2 must be"]),
+        ({"decoder_start_token_id": 48}, ["decoder_start_token=48 must be a token"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings='no' must be"]),
+    ],
+    "gemma2": [
+        ({"layer_types": ["full_attention"] * 2}, ["layer_types"]),
+        ({"num_hidden_layers": 10**3}, ["layer_types"]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers=1000000000 must be at most 1000"]),
+        ({"hidden_size": 2 * 10**9, "head_dim": 10**9}, ["hidden_size=2000000000 must be at most"]),
+        ({"sliding_window": None}, ["sliding_window=None must be a number"]),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "parts"),
+    [(name, *case) for name, cases in WRONG.items() for case in cases],
+)
+def test_fields_of_another_network_are_refused(copy, name, changes, parts):
+    directory = copy(name)
+    edit_json(directory / "config.json", **changes)
+    one_line(lambda: read_config(directory), directory / "config.json", *parts)
+
+
+def test_a_configuration_beside_other_arrays(copy):
     directory = copy("llama")
     path = directory / "config.json"
-    original = path.read_text()
-
-    def told(*parts, **changes):
-        path.write_text(original)
-        edit_json(path, **changes)
-        one_line(lambda: load_model(directory), path, *parts)
-
-    told("model_type='mamba'", "t5gemma2, llama, qwen2", "gemma3_text", model_type="mamba")
-    told("LlamaForSequenceClassification", architectures=["LlamaForSequenceClassification"])
-    told("hidden_act='gelu'", "'silu'", hidden_act="gelu")
-    told("attention_bias=True", attention_bias=True)
-    told("vocab_size=None must be a number", vocab_size=...)
-    told("vocab_size=0", vocab_size=0)
-    told("hidden_size=16.5 must be a whole number", hidden_size=16.5)
-    told("hidden_size=nan must be finite", hidden_size=float("nan"))
-    told("model_type=['llama']", model_type=["llama"])
-    told("architectures='LlamaForCausalLM' must be a list", architectures="LlamaForCausalLM")
-    told("num_hidden_layers='x' must be a number", num_hidden_layers="x")
-    told("num_hidden_layers=[2] must be a number", num_hidden_layers=[2])
-    told("num_hidden_layers=None must be a number", num_hidden_layers=None)
-    told("num_hidden_layers=-1 must be a whole number >= 1", num_hidden_layers=-1)
-    told("hidden_size=1000", "must be finite", hidden_size=10**400)
-    told("rms_norm_eps=-1e-05 must be above 0", rms_norm_eps=-1e-5)
-    told("rope_theta=0 must be above 0", rope_theta=0, rope_parameters={"rope_theta": 0})
-    told("num_kv_heads=3", num_key_value_heads=3)
-    told("quantization_config is set", quantization_config={"quant_method": "fp8"})
-    path.write_text(original)
     edit_json(path, quantization_config=None)
     assert load_model(directory).params
-    path.write_text(original)
     edit_json(path, model_type="gemma2", architectures=["Gemma2ForCausalLM"], hidden_act=...)
     one_line(lambda: load_model(directory), "post_feedforward_layernorm")
-    path.write_text(original[:-9])
+    path.write_text(path.read_text()[:-9])
     one_line(lambda: load_model(directory), path, "not readable as JSON")
     path.unlink()
     one_line(lambda: load_model(directory), path, "missing")
     # The arrays with a configuration of one's own.
     assert load_model(directory, config=CONFIGS["llama"].replace(num_kv_heads=4)).params
-
-    t5 = copy("t5_v1_0")
-    edit_json(t5 / "config.json", feed_forward_proj="gelu")
-    one_line(lambda: load_model(t5), "feed_forward_proj='gelu'", "gated-gelu")
-    for name, value in (
-        ("relative_attention_num_buckets", 1),
-        ("relative_attention_max_distance", 16),
-        ("decoder_start_token_id", -2),
-        ("d_model", "16"),
-        ("tie_word_embeddings", "no"),
-    ):
-        shutil.copy(saved("t5_v1_0")[0] / "config.json", t5)
-        edit_json(t5 / "config.json", **{name: value})
-        one_line(lambda: load_model(t5), t5 / "config.json", f"{name}={value!r} must be")
-    shutil.copy(saved("t5_v1_0")[0] / "config.json", t5)
-    edit_json(t5 / "config.json", decoder_start_token_id=48)
-    one_line(lambda: load_model(t5), t5 / "config.json", "decoder_start_token=48 must be a token")
     gemma = copy("gemma2")
-    edit_json(gemma / "config.json", layer_types=["full_attention"] * 2)
-    one_line(lambda: load_model(gemma), "layer_types")
-    edit_json(gemma / "config.json", num_hidden_layers=10**3)
-    one_line(lambda: load_model(gemma), "layer_types")
-    edit_json(gemma / "config.json", num_hidden_layers=10**9)
-    for _ in range(2):  # whatever the other fields say
-        one_line(lambda: load_model(gemma), "num_hidden_layers=1000000000 must be at most 1000")
-        edit_json(gemma / "config.json", layer_types=...)
-    edit_json(gemma / "config.json", num_hidden_layers=2, hidden_size=2 * 10**9, head_dim=10**9)
-    one_line(lambda: load_model(gemma), gemma, "hidden_size=2000000000 must be at most 1048576")
     edit_json(gemma / "config.json", hidden_size=10**6, head_dim=8)
     one_line(lambda: load_model(gemma), gemma, "is (48, 16) but should be (48, 1000000)")
-    edit_json(gemma / "config.json", hidden_size=16, sliding_window=None)
-    one_line(lambda: load_model(gemma), "sliding_window=None must be a number")
 
 
 def test_damaged_files(copy, tmp_path):
@@ -678,72 +596,15 @@ def test_damaged_files(copy, tmp_path):
     for damaged in (whole[:-100], whole[:5], whole[:300], b"", b"junk" * 100):
         file.write_bytes(damaged)
         one_line(lambda: load_model(directory), file, "cut short or damaged")
-    arrays = {"model.norm.weight": np.ones(16, np.int8)}
-    safetensors.numpy.save_file(arrays, file)
-    one_line(lambda: load_model(directory), "quantised")
     file.unlink()
     one_line(lambda: load_model(directory), directory, "neither model.safetensors nor")
     (directory / "pytorch_model.bin").touch()
-    one_line(lambda: load_model(directory), "pytorch_model.bin", "save_pretrained")
-    one_line(lambda: load_model(tmp_path / "absent"), "absent: no such directory")
-    one_line(lambda: load_model(directory / "config.json"), "a file", directory)
     (tmp_path / "empty").mkdir()
-    one_line(lambda: load_model(tmp_path / "empty"), "no checkpoint", "checkpoint_<step>")
-    one_line(lambda: load_model(directory, config="x.gin"), "x.gin", "T5X")
-
-
-def test_bfloat16_files_of_transformers(tmp_path):
-    """The arrays as torch wrote them, not only as our own writer does."""
-    model = save_random("llama", tmp_path).to(torch.bfloat16)
-    model.save_pretrained(str(tmp_path))
-    loaded = load_model(tmp_path)
-    assert loaded.config.dtype == ml_dtypes.bfloat16
-    kernel = loaded.params["decoder"]["layers_1"]["mlp"]["wo"]["kernel"]
-    theirs = model.model.layers[1].mlp.down_proj.weight.detach().float().numpy().T
-    np.testing.assert_array_equal(np.asarray(kernel.astype(jnp.float32)), theirs)
-
-
-@pytest.mark.parametrize("which", ["drafter", "verifier"])
-def test_a_trained_pair(which):
-    """A real checkpoint: gated gelu, and a tied head without scaling."""
-    directory = shared("models", "multi30k-ende", which)
-    loaded = load_model(directory)
-    model = transformers.T5ForConditionalGeneration.from_pretrained(str(directory)).eval()
-    _assert_close(logits(loaded.model, loaded.params), _their_logits(model, loaded.config))
-    assert loaded.config.tie_embeddings
-    assert not loaded.config.scale_tied_logits
-    assert loaded.special_ids.eos == (1,)
-    tokenizer = load_tokenizer(directory)
-    theirs = transformers.T5Tokenizer.from_pretrained(str(directory))
-    text = "Ein kleiner Test, 3 Hunde!"
-    assert tokenizer.encode(text) == theirs.encode(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(
-        theirs.encode(text), skip_special_tokens=True
-    )
-    assert tokenizer.vocab_size <= loaded.config.vocab_size
-
-
-_SIZES = {"vocab_size": 384, "embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 128}
-_LISTED = {
-    "t5v11": T5Config(**_SIZES, num_encoder_layers=2, num_decoder_layers=2, tie_embeddings=True),
-    "flan_draft": T5Config(
-        **_SIZES, num_encoder_layers=1, num_decoder_layers=1, tie_embeddings=True
-    ),
-    "llama": LlamaConfig(**_SIZES, num_layers=2, num_kv_heads=2),
-    "llama_tied": LlamaConfig(**_SIZES, num_layers=2, num_kv_heads=2, tie_embeddings=True),
-    "gemma2": Gemma2Config(**_SIZES, num_layers=2, num_kv_heads=2, sliding_window=8),
-}
-
-
-@pytest.mark.parametrize(("file", "config"), _LISTED.items())
-def test_published_names(file, config):
-    """Every parameter has a name and a shape in the lists that real models have."""
-    listed = {}
-    for line in shared("fixtures", "hf", f"{file}_params.txt").read_text().splitlines():
-        name, shape, _ = line.split("\t")
-        listed[name] = tuple(int(n) for n in shape.strip("()").split(",") if n.strip())
-    ours = {}
-    for path, leaf in flatten(model_from_config(config).abstract_params()).items():
-        rule = family_of(config).hf_name(path)
-        ours[rule.hf] = leaf.shape[::-1] if rule.transposed else leaf.shape
-    assert ours == listed
+    for path, options, parts in (
+        (directory, {}, ["pytorch_model.bin", "save_pretrained"]),
+        (tmp_path / "absent", {}, ["absent: no such directory"]),
+        (directory / "config.json", {}, ["a file", directory]),
+        (tmp_path / "empty", {}, ["no checkpoint", "checkpoint_<step>"]),
+        (directory, {"config": "x.gin"}, ["x.gin", "T5X"]),
+    ):
+        one_line(lambda path=path, options=options: load_model(path, **options), *parts)

@@ -5,6 +5,7 @@ import shutil
 import warnings
 
 import pytest
+from checkpoint_helpers import assert_same, edit_json, one_line
 
 import specjax
 from specjax import processors
@@ -12,7 +13,6 @@ from specjax.checkpoints import load_model
 from specjax.checkpoints.loading import read_config
 from specjax.text import load_text_model
 from tests import tiny_pair
-from tests.checkpoints.checkpoint_helpers import assert_same, edit_json, one_line
 
 ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "base/of-it", "r": 8}
 
@@ -44,8 +44,9 @@ def test_an_adapter_beside_the_weights_is_told(model, tmp_path):
     assert told(lambda: read_config(place))[1] == []
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_model.bin"])
-@pytest.mark.parametrize("has_config", [True, False])
+@pytest.mark.parametrize(
+    ("file", "has_config"), [("adapter_model.safetensors", True), ("adapter_model.bin", False)]
+)
 def test_an_adapter_alone_is_no_model(model, tmp_path, file, has_config):
     place = shutil.copytree(model, tmp_path / "adapter")
     (place / "specjax_checksums.json").unlink()

@@ -138,7 +138,7 @@ def test_empty_repeats_take_no_time(pattern):
     ],
 )
 def test_what_takes_far_too_many_states_is_not_compiled(pattern, monkeypatch):
-    monkeypatch.setattr(byte_automata, "built", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(byte_automata, "build", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(ValueError, match="takes more than 20000 states: use smaller numbers"):
         byte_automaton(pattern)
 
@@ -152,9 +152,9 @@ def test_what_takes_far_too_many_states_is_not_compiled(pattern, monkeypatch):
     ],
 )
 def test_time_and_memory_are_limited(limit, value, pattern, message, monkeypatch):
-    byte_automata._compiled.kept.clear()
+    byte_automata._compile.kept.clear()
     assert byte_automaton(pattern).accepting.any()
-    byte_automata._compiled.kept.clear()
+    byte_automata._compile.kept.clear()
     monkeypatch.setattr(byte_automata, limit, value)
     with pytest.raises(ValueError, match=message):
         byte_automaton(pattern)

@@ -13,13 +13,11 @@ import specjax
 from specjax import decoding, drafting, processors, rules, testing, types, verification
 from specjax.processors import token_automata
 from specjax.processors.byte_automata import byte_automaton
-from specjax.processors.json_schemas import schema_pattern
 from specjax.processors.token_automata import token_automaton
 from specjax.tokenizers.tokenizer import Pieces
 from tests.laws import Law
 from tests.processors.schema_values import SCHEMAS, fits
 from tests.tables import targets
-from tests.variants import variants
 
 # Tokens of a toy: 0 ends; the others add their text, 4 a space that a text does not begin with.
 LATER = [b"", b"a", b"b", b"ab", b" a", b"\xc3", b"\xa9", b""]
@@ -120,20 +118,13 @@ def laws(table):
 
 
 @pytest.mark.parametrize(
-    "case",
-    variants(
-        list(itertools.product(("Block", "Token"), ("Lossless", "OPT"))),
-        ("Block", "Lossless"),
-        ("Token", "OPT"),
-    ),
-    ids=str,
+    ("judge", "rule"),
+    [(verification.Block(), rules.Lossless()), (verification.Token(), rules.OPT(0.2))],
 )
-def test_the_law_of_constrained_outputs(case):
-    verify, rule = case[0], {"Lossless": rules.Lossless(), "OPT": rules.OPT(0.2)}[case[1]]
+def test_the_law_of_constrained_outputs(judge, rule):
     made, (start,) = token_automaton([byte_automaton(LIMITED)], TOY, 3, (2,), goes_on=True)
     one = processors.Constraint(start, 1, "a test")
     drafter = drafting.Chain(MODEL, 2)
-    judge = {"Block": verification.Block(), "Token": verification.Token()}[verify]
     law = Law(decoding.Speculative(MODEL, drafter, judge), processors=(one,))
     shared = jax.tree.map(jnp.asarray, made)
     given = decoding.MethodParams(P, drafting.chain.ChainParams(Q), rule, (shared,))
@@ -147,22 +138,11 @@ def test_the_law_of_constrained_outputs(case):
     assert whole == {"a", "aba", "b", "bb", "aab"}
 
 
-EXPRESSIONS = [
-    *("[0-9]+", "yes|no|yes please", "[A-Z][a-z]+\\.", "(a|b)*c", "\\$[0-9]{1,3}(,[0-9]{3})*"),
-    *("#### -?[0-9]+", "(?s).{5,40}", "[^0-9]*", "The answer is [0-9]+\\.", "é+|ü"),
-    *("[a-z]+@[a-z]+\\.(com|org)", "\\d{4}-\\d{2}-\\d{2}", "[01]{8}", "(ha){2,5}!?", "x{3}"),
-    *(
-        "\\w+( \\w+){2,6}\\.",
-        "- [^\n]+(\n- [^\n]+)*",
-        "<b>[^<]*</b>",
-        "0x[0-9a-f]{1,8}",
-        "[😀-😄]{2}",
-    ),
-    *("(Mon|Tue|Wed)day?", "[-+]?\\d+(\\.\\d+)?", "a{0,9}", '"[^"]*"', "(\\(\\)|\\[\\])+"),
-    *("[A-Z]{2}\\d{2}", "(\\d+ [+*-] )+\\d+ = \\d+", "Q: .+\nA: .+", "[^a]", ".?"),
-    *("[ \t]*end", "one(, two(, three)?)?", "((a|e|i)(b|c|d)){3}", "~+", "\\s+\\S+"),
-    *("[а-я]{1,5}", "[一-龥]{1,3}", "v\\d+(\\.\\d+){2}", "(?:no )+way", "She has .* apples\\."),
-]
+EXPRESSIONS = (
+    *("[0-9]+", "yes|no|yes please", "(a|b)*c", "\\$[0-9]{1,3}(,[0-9]{3})*", "(?s).{5,40}"),
+    *("é+|ü", "\\w+( \\w+){2,6}\\.", "- [^\n]+(\n- [^\n]+)*", "[😀-😄]{2}", "\\s+\\S+", ".?"),
+    "She has .* apples\\.",
+)
 QUESTIONS = [
     "Tom has 3 apples and buys 5 more. How many apples does he have?",
     "A train goes 60 miles in 2 hours. How fast is it?",
@@ -188,25 +168,17 @@ def in_one(pair, made, **options):
 
 
 def test_outputs_of_the_built_in_pair_match_their_expressions(pair):
-    assert len(EXPRESSIONS) == 40
-    made = processors.Regex(tuple(EXPRESSIONS), which=np.arange(len(EXPRESSIONS)))
-    texts = in_one(pair, made)
-    for text, pattern in zip(texts, EXPRESSIONS * 2, strict=True):
+    made = processors.Regex(EXPRESSIONS, which=np.arange(len(EXPRESSIONS)))
+    for text, pattern in zip(in_one(pair, made), EXPRESSIONS * 2, strict=True):
         assert re.fullmatch(pattern, text), (pattern, text)
 
 
 def test_outputs_of_the_built_in_pair_are_of_their_schemas(pair):
-    assert len(SCHEMAS) >= 10
     given = tuple(json.dumps(schema) for schema in SCHEMAS.values())
     texts = in_one(pair, processors.JsonSchema(given, which=np.arange(len(given))))
     for text, schema in zip(texts, [*SCHEMAS.values()] * 2, strict=True):
         assert fits(json.loads(text), schema, schema), (schema, text)
     assert not fits({"who": {}, "age": 1}, SCHEMAS["nested"], SCHEMAS["nested"])
-
-
-def test_a_space_or_a_line_between_the_parts_of_json():
-    dense = schema_pattern('{"type": "array", "items": {"type": "integer"}}', "")
-    assert re.fullmatch(dense, "[1,2]") and not re.fullmatch(dense, "[1, 2]")
 
 
 def test_a_limit_below_the_shortest_text_is_refused(pair):
@@ -246,31 +218,7 @@ WRONG = [
     (lambda: processors.JsonSchema(True), "schema must be like .*, got True"),
     (lambda: processors.JsonSchema(({}, Person)), r"write Person.model_json_schema\(\)"),
     (lambda: processors.JsonSchema("true"), "schema must be an object, got true"),
-    (lambda: processors.JsonSchema({"type": "integer", "minimum": 3}), "schema.minimum is not"),
-    (lambda: processors.JsonSchema({"oneOf": []}), "schema.oneOf is not supported: write anyOf"),
-    (lambda: processors.JsonSchema({"type": "odd"}), "schema.type must be one of"),
-    (
-        lambda: processors.JsonSchema({"type": "string", "minLength": 3, "maxLength": 2}),
-        "schema.maxLength must be at least minLength, 3, got 2",
-    ),
-    (
-        lambda: processors.JsonSchema({"type": "array", "items": {"format": "email"}}),
-        r"schema.items.format must be date or uuid \(for others write a pattern\), got .email.",
-    ),
-    (
-        lambda: processors.JsonSchema({"type": "string", "pattern": ".*"}),
-        "schema.pattern '.*' allows a quote",
-    ),
-    (
-        lambda: processors.JsonSchema({"type": "object", "properties": {'"': {}}}),
-        "which JSON escapes: rename it",
-    ),
-    (
-        lambda: processors.JsonSchema(
-            {"properties": {"a": {"type": "object", "patternProperties": {}}}}
-        ),
-        "schema.properties.a.patternProperties is not supported",
-    ),
+    (lambda: processors.JsonSchema([{}, {"type": "odd"}]), r"^schema\[1\]\.type must be one of"),
 ]
 
 

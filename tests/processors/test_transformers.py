@@ -132,17 +132,18 @@ def test_all_together_run_in_the_order_of_transformers():
     ours, shared = bound_to(V, *ours)
     drawn = Sampling(0.7, 12, 0.9, ours)
     rng = np.random.default_rng(0)
-    prompts = rng.integers(0, 6, (ROWS, PROMPT)).astype(np.int32)
-    outputs = rng.integers(0, 6, (ROWS, 4)).astype(np.int32)
-    batch = PromptBatch(prompts, LENGTHS, np.arange(ROWS), np.full(ROWS, 4), sampling=drawn)
+    rows = 4
+    prompts = rng.integers(0, 6, (rows, PROMPT)).astype(np.int32)
+    outputs = rng.integers(0, 6, (rows, 4)).astype(np.int32)
+    batch = PromptBatch(prompts, LENGTHS[:rows], np.arange(rows), np.full(rows, 4), sampling=drawn)
     state = processing.initial_processing(batch, V, 5, shared)
-    drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, ROWS), drawn)
+    drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, rows), drawn)
     drawn = processing.bound(processing.with_processing(drawn, state), shared)
     kept = []
     for emitted in range(5):
-        logits = rng.standard_normal((ROWS, V)).astype(np.float32)
+        logits = rng.standard_normal((rows, V)).astype(np.float32)
         found = np.asarray(processing.distributions(jnp.asarray(logits), drawn))
-        for row in range(ROWS):
+        for row in range(rows):
             ids = torch.tensor([[*prompts[row, : LENGTHS[row]], *outputs[row, :emitted]]])
             theirs = peers(int(LENGTHS[row]))(ids.long(), torch.tensor(logits[row : row + 1]))[0]
             want = torch.softmax(theirs, 0).numpy()
@@ -150,7 +151,7 @@ def test_all_together_run_in_the_order_of_transformers():
             kept.append((want > 0).sum())
         if emitted < 4:
             token = jnp.asarray(outputs[:, emitted : emitted + 1])
-            drawn = processing.advance(drawn, token, jnp.ones(ROWS))
+            drawn = processing.advance(drawn, token, jnp.ones(rows))
     assert min(kept) >= 1 and len(set(kept)) > 3
 
 
@@ -169,27 +170,24 @@ def test_a_long_ngram_makes_a_short_program():
         assert int(jnp.sum(found[0] == -jnp.inf)) == forbidden, size
 
 
-@pytest.mark.parametrize(("name", "over"), [("both", "both"), ("output", "output")])
-def test_counts_are_those_of_the_openai_penalties(name, over):
+@pytest.mark.parametrize("over", ["both", "output"])
+def test_counts_are_those_of_the_openai_penalties(over):
     """transformers has neither: the formula of OpenAI's documentation."""
     rng = np.random.default_rng(3)
     prompts, outputs = (rng.integers(0, 6, (2, 5)).astype(np.int32) for _ in range(2))
     lengths = np.array([5, 2], np.int32)
     batch = PromptBatch(jnp.asarray(prompts), jnp.asarray(lengths), ids=None, limits=None)
     logits = rng.standard_normal((2, V)).astype(np.float32)
-    for kind, function in (
-        (processors.FrequencyPenalty, lambda n: n),
-        (processors.PresencePenalty, lambda n: n > 0),
-    ):
+    for kind, most in ((processors.FrequencyPenalty, 9), (processors.PresencePenalty, 1)):
         one = kind(np.array([0.5, -0.25]), over=over)
         state = one.init((), batch, V, 5)
         for column in outputs.T:
             state = one.advance((), state, jnp.asarray(column))
+        found = np.asarray(one.process((), state, jnp.asarray(logits)))
         for row, strength in enumerate((0.5, -0.25)):
             text = [*outputs[row], *(prompts[row, : lengths[row]] if over == "both" else [])]
-            want = logits[row] - strength * function(np.bincount(text, minlength=V))
-            found = np.asarray(one.process((), state, jnp.asarray(logits)))[row]
-            np.testing.assert_allclose(found, want, rtol=1e-6)
+            counts = np.minimum(np.bincount(text, minlength=V), most)
+            np.testing.assert_allclose(found[row], logits[row] - strength * counts, rtol=1e-6)
 
 
 def test_strengths_are_leaves_and_the_rest_is_structure():
@@ -200,33 +198,28 @@ def test_strengths_are_leaves_and_the_rest_is_structure():
     assert jax.tree.structure(penalty) != jax.tree.structure(processors.RepetitionPenalty(1.0))
 
 
+P = processors
 WRONG = [
-    (lambda: processors.MinP(1.5), r"^MinP.min_p must lie in \[0, 1\], got 1.5"),
-    (lambda: processors.TypicalP(0.0), "typical_p"),
-    (lambda: processors.EpsilonCutoff(1.0), "epsilon"),
-    (lambda: processors.EtaCutoff(-0.1), "epsilon"),
-    (lambda: processors.RepetitionPenalty(0.0), "penalty"),
-    (lambda: processors.RepetitionPenalty(1.1, over="all"), "over must be one of 'both'"),
-    (lambda: processors.FrequencyPenalty(float("inf")), "penalty"),
-    (lambda: processors.NoRepeatNgram(0), "size"),
-    (
-        lambda: processors.NoRepeatNgram(2, over="prompt"),
-        "one of 'both', 'output', got 'prompt'",
-    ),
-    (lambda: processors.LogitBias({}), "leave the processor out"),
-    (lambda: processors.LogitBias({-1: 2.0}), "token ids of at least 0, got -1"),
-    (lambda: processors.LogitBias({3: float("nan")}), "NaN|nan"),
-    (
-        lambda: processors.LogitBias({3: -np.inf}),
-        r"to forbid tokens write SuppressTokens\(\(3,\)\)",
-    ),
-    (lambda: processors.SuppressTokens(["the"]), "token ids of at least 0, got 'the'"),
-    (lambda: processors.SuppressTokens("the"), "a list of token ids"),
-    (lambda: processors.ForcedTokens({-1: 3}), "positions"),
-    (lambda: processors.ForcedTokens(3), "tokens must be like"),
-    (lambda: processors.MinNewTokens(-1), "tokens"),
-    (lambda: processors.LinearTemperature(0.0, 1.0, 5), "first"),
-    (lambda: processors.LinearTemperature(1.0, 1.0, 0), "tokens"),
+    (lambda: P.MinP(1.5), r"^MinP.min_p must lie in \[0, 1\], got 1.5"),
+    (lambda: P.TypicalP(0.0), "typical_p"),
+    (lambda: P.EpsilonCutoff(1.0), "epsilon"),
+    (lambda: P.EtaCutoff(-0.1), "epsilon"),
+    (lambda: P.RepetitionPenalty(0.0), "penalty"),
+    (lambda: P.RepetitionPenalty(1.1, over="all"), "over must be one of 'both'"),
+    (lambda: P.FrequencyPenalty(float("inf")), "penalty"),
+    (lambda: P.NoRepeatNgram(0), "size"),
+    (lambda: P.NoRepeatNgram(2, over="prompt"), "one of 'both', 'output', got 'prompt'"),
+    (lambda: P.LogitBias({}), "leave the processor out"),
+    (lambda: P.LogitBias({-1: 2.0}), "token ids of at least 0, got -1"),
+    (lambda: P.LogitBias({3: float("nan")}), "NaN|nan"),
+    (lambda: P.LogitBias({3: -np.inf}), r"to forbid tokens write SuppressTokens\(\(3,\)\)"),
+    (lambda: P.SuppressTokens(["the"]), "token ids of at least 0, got 'the'"),
+    (lambda: P.SuppressTokens("the"), "a list of token ids"),
+    (lambda: P.ForcedTokens({-1: 3}), "positions"),
+    (lambda: P.ForcedTokens(3), "tokens must be like"),
+    (lambda: P.MinNewTokens(-1), "tokens"),
+    (lambda: P.LinearTemperature(0.0, 1.0, 5), "first"),
+    (lambda: P.LinearTemperature(1.0, 1.0, 0), "tokens"),
 ]
 
 

@@ -64,11 +64,8 @@ class City:
 # Name: template, messages, options.
 FEATURES = {
     "chatml": (CHATML, HISTORY, {"add_generation_prompt": True}),
-    "no generation prompt": (CHATML, HISTORY, {"add_generation_prompt": False}),
     "thinking off": (CHATML, [USER], {"add_generation_prompt": True, "enable_thinking": False}),
-    "thinking on": (CHATML, [USER], {"add_generation_prompt": True, "enable_thinking": True}),
     "all variables": (EVERY, HISTORY, {"tools": TOOLS, "documents": DOCUMENTS}),
-    "no variables": (EVERY, [USER], {}),
     "no tools": (EVERY, [USER], {"tools": []}),
     "keys that are None": ("{{ messages | tojson }}", [{**CALL, "name": None}], {}),
     "reasoning": ("{{ messages | tojson }}", [THOUGHT, {**USER, "thinking": "t"}], {}),
@@ -106,28 +103,17 @@ FEATURES = {
         [USER],
         {},
     ),
-    "macros": (
-        "{% macro m(x) %}[{{ x }}{{ caller() }}]{% endmacro %}{% call m(1) %}!{% endcall %}",
+    "the date": ("{{ strftime_now('%Y') }}", [USER], {}),
+    "numbers": (
+        "{{ 2 * 'ab' }} {{ 1700000000 * 1000 }} {{ 2 ** 3 }} {{ 2 ** -1 }} {{ 1.5 * 2 }}",
         [USER],
         {},
     ),
-    "strings": ("{{ messages[0].content.split(' ')[0] }}{{ 'a\n' | indent }}", [USER], {}),
-    "the date": ("{{ strftime_now('%Y') }}", [USER], {}),
     "tuples and keys": ("{{ x }}{{ y }}", [USER], {"x": (1, (2,)), "y": {1: 2.5, None: True}}),
     "objects": (
         "{{ messages[0].role }}{{ x }}{{ y }}{{ z }}",
         [{"role": Kind.USER, "content": "c"}],
         {"x": City("K", 3), "y": np.float32(1.5), "z": [np.int64(3), np.bool_(False)]},
-    ),
-    "content in parts": (
-        "{% for p in messages[0].content %}{{ p.text }};{% endfor %}",
-        [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
-            }
-        ],
-        {},
     ),
     "another template": (CHATML, [USER], {"chat_template": "{{ messages | length }} given"}),
     "continue": (CHATML, [USER, REPLY], {"continue_final_message": True}),
@@ -153,6 +139,15 @@ REFUSED = {
     "a template's own": ("{{ raise_exception('no tools') }}", [USER], {}, "no tools"),
     "private names": ("{% set n = namespace(_a=1) %}", [USER], {}, "begins with an underscore"),
     "attributes": ("{{ ''.__class__.__mro__ }}", [USER], {}, "unsafe|undefined|access"),
+    "a change of messages": ("{{ messages.append(1) }}", [USER], {}, "chat template .*append"),
+    "an error of Python": ("{{ 1 // 0 }}", [USER], {}, "chat template .*zero"),
+    "no Jinja": ("{% if %}", [USER], {}, "the chat template rejects the messages, or is faulty"),
+    "content that is None": (
+        "{{ messages[0].content + '' }}",
+        [{"role": "user", "content": None}],
+        {},
+        "chat template .*no attribute 'content'",
+    ),
     "nothing to continue": (CHATML, [USER, CALL], {"continue_final_message": True}, "no 'content'"),
     "a field that is not read": (
         "{{ messages[0].content }}",
@@ -232,14 +227,30 @@ def test_what_transformers_refuses_is_refused(directory, name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_is_refused_with_the_way_to_its_schema():
-    def weather(city: str) -> str:
-        return city
+def weather(city: str) -> str:
+    return city
 
-    with pytest.raises(ValueError, match="tools must be a list .*get_json_schema.*<func"):
-        render_chat(CHATML, [USER], tools=[weather])
-    with pytest.raises(ValueError, match="must be JSON values: got a function; .*get_json_schema"):
-        render_chat(CHATML, [{"role": "user", "content": weather}])
+
+LIST = "chat messages must be a list of objects, .* got "
+# What is no conversation, or no JSON.
+NOT_JSON = [
+    ([USER], [weather], "tools must be a list .*get_json_schema.*<func"),
+    (
+        [{"role": "user", "content": weather}],
+        None,
+        "chat messages must be JSON values: got a function; .*get_json_schema",
+    ),
+    (["hi"], None, rf"{LIST}\['hi'\]"),
+    ("hi", None, f"{LIST}'hi'"),
+    (None, None, f"{LIST}None"),
+    ({"role": "user"}, None, LIST),
+]
+
+
+@pytest.mark.parametrize(("messages", "tools", "message"), NOT_JSON)
+def test_what_is_no_conversation_is_refused(messages, tools, message):
+    with pytest.raises(ValueError, match=message):
+        render_chat(CHATML, messages, tools=tools)
 
 
 # Files: where the templates are, and which is taken.
@@ -298,14 +309,16 @@ def test_a_template_is_chosen_as_in_transformers(directory, tmp_path, files):
     [("{{ 1 }}", "default"), ({"b": "b", "a": "a"}, "a, b"), (None, "(the model has none)")],
 )
 def test_a_mistyped_name_of_a_template_is_no_prompt(directory, templates, names):
-    ours, _ = _both(directory)
+    ours = load_tokenizer(directory)
+    with pytest.raises(ValueError, match="this tokenizer has no chat template; give plain"):
+        ours.render_chat([USER])
     ours.chat_template = templates
     with pytest.raises(ValueError, match=re.escape(f"choose one of {names}") + "$"):
         ours.render_chat([USER], chat_template="tool-use")
 
 
 def test_two_bos_give_a_warning(directory):
-    ours, _ = _both(directory)
+    ours = load_tokenizer(directory)
     ours.chat_template, ours.add_bos = "{{ bos_token }}a", True
     assert ours.encode_chat([USER]) == [256, 64]
     with pytest.warns(UserWarning, match="begins with <s> twice; the tokenizer adds it"):

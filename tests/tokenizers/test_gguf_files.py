@@ -106,10 +106,11 @@ def write_bytes(file, made, kind, **values):
 
 
 @pytest.mark.parametrize("kind", BYTE_LEVEL)
-@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("bos", [False, True, None])
 def test_byte_level_vocabularies(tmp_path, kind, bos):
-    made = trained(kind)
-    words = load_tokenizer(write_bytes(tmp_path / "m.gguf", made, kind, add_bos_token=bos))
+    made, told = trained(kind), {} if bos is None else {"add_bos_token": bos}
+    words = load_tokenizer(write_bytes(tmp_path / "m.gguf", made, kind, **told))
+    bos = kind == "llama-bpe" if bos is None else bos  # as llama.cpp without being told
     assert words.vocab_size == made.get_vocab_size() and words.add_bos == bos
     for text in TEXTS:
         ids = made.encode(text).ids
@@ -119,11 +120,6 @@ def test_byte_level_vocabularies(tmp_path, kind, bos):
     assert words.eos_ids == (made.token_to_id("<|end|>"),)
     chat = [{"role": "user", "content": "two eggs"}]
     assert words.render_chat(chat) == "<|user|>two eggs<|end|><|begin|>"
-
-
-def test_a_llama_3_begins_its_texts_without_being_told(tmp_path):
-    words = load_tokenizer(write_bytes(tmp_path / "m.gguf", trained("llama-bpe"), "llama-bpe"))
-    assert words.add_bos
 
 
 def test_ends_of_turns_end_texts(tmp_path):
@@ -137,9 +133,8 @@ def test_ends_of_turns_end_texts(tmp_path):
 def test_sentencepiece_vocabularies(tmp_path, family, listed):
     """`listed`: as the converter writes tokens that tokenizer_config.json lists, as in Gemma 3."""
     vocabulary = FAMILIES[family].vocabulary
-    (tmp_path / "texts").write_text("\n".join(TRAINING))
     sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "texts"),
+        sentence_iterator=iter("\n".join(TRAINING).splitlines()),
         model_prefix=str(tmp_path / "tokenizer"),
         model_type="bpe",
         vocab_size=330,
@@ -148,8 +143,6 @@ def test_sentencepiece_vocabularies(tmp_path, family, listed):
         control_symbols=["<|end|>"],
         **vocabulary.options,
     )
-    (tmp_path / "tokenizer.vocab").unlink()
-    (tmp_path / "texts").unlink()
     config = {"model_type": family, "vocab_size": 330}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(vocabulary.settings))
@@ -178,9 +171,6 @@ def test_sentencepiece_vocabularies(tmp_path, family, listed):
     assert ours.fingerprint == theirs.fingerprint
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text)
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(
-            text, add_special_tokens=False
-        )
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
     assert ours.bos_id == theirs.bos_id and ours.eos_ids[0] == theirs.eos_ids[0]
     assert ours.special_tokens["bos_token"] == theirs.special_tokens["bos_token"]
@@ -239,10 +229,14 @@ def packed(kind, value):
     return struct.pack(f"<I{kind}", CODES[kind], value)
 
 
-def write_header(file, values, counts=None, rest=b""):
+def headed(values, counts=None, rest=b""):
     pairs = [packed("str", key)[4:] + packed(*value) for key, value in values.items()]
     counts = (0, len(pairs)) if counts is None else counts
-    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + b"".join(pairs) + rest)
+    return b"GGUF" + struct.pack("<IQQ", 3, *counts) + b"".join(pairs) + rest
+
+
+def write_header(file, values):
+    file.write_bytes(headed(values))
     return file
 
 
@@ -252,27 +246,21 @@ OTHERS = {
     "huge": ("Q", 2**64 - 1),
     "float": ("f", 2.5),
     "nan": ("f", float("nan")),
-    "double": ("d", 1e300),
     "text": ("str", "x"),
-    "no text": ("str", ""),
     "flag": ("?", True),
-    "whole numbers": ("i[]", [1, 2]),
     "nan numbers": ("f[]", [float("nan")] * 259),
     "texts": ("str[]", ["a"]),
     "flags": ("?[]", [True]),
     "empty": ("i[]", []),
     "lists": ("i[][]", [[1], []]),
-    "lists of lists": ("i[][][]", [[[]], []]),
     "unknown type": ("", struct.pack("<I", 77)),
-    "list of an unknown type": ("", struct.pack("<IIQ", 9, 77, 1)),
     "trillion numbers": ("", struct.pack("<IIQ", 9, 5, 10**12)),
-    "trillion texts": ("", struct.pack("<IIQ", 9, 8, 10**12)),
     "long text": ("", struct.pack("<IQ", 8, 2**63)),
     "no Unicode": ("", struct.pack("<IQ", 8, 1) + b"\xff"),
 }
 # What other values of a key are as good.
 GOOD = {
-    "tokenizer.chat_template": ("text", "no text"),
+    "tokenizer.chat_template": ("text",),
     "tokenizer.ggml.add_bos_token": ("flag",),
     "llama.context_length": ("whole",),
     "llama.attention.head_count": ("whole",),
@@ -348,17 +336,12 @@ def test_keys_that_change_no_ids(tmp_path):
         "mask_token_id": ("i", -1),
         "remove_extra_whitespaces": ("?", False),
         "token_type_count": ("I", 1),
+        "eos_token_ids": ("i[]", [1, 3]),
     }
     keyed = {f"tokenizer.ggml.{name}": value for name, value in more.items()}
     keyed["tokenizer.huggingface.json"] = ("str", "{}")
-    file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | keyed)
-    assert load_tokenizer(file).encode("ab") == [1, 4]
-
-
-def test_several_ends_of_texts(tmp_path):
-    ends = {"tokenizer.ggml.eos_token_ids": ("i[]", [1, 3])}
-    file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | ends)
-    assert load_tokenizer(file).eos_ids == (1, 3)
+    words = load_tokenizer(write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | keyed))
+    assert words.encode("ab") == [1, 4] and words.eos_ids == (1, 3)
 
 
 TWICE = packed("str", "general.alignment")[4:] + packed("I", 32)
@@ -366,27 +349,7 @@ TENSOR = packed("str", "x")[4:]
 ENDS = r"ends at byte \d+, before its contents do: download or copy it again"
 
 
-@pytest.mark.parametrize(
-    ("counts", "rest", "message"),
-    [
-        ((0, 10**12), b"", ENDS),
-        ((10**12, 1), b"", ENDS),
-        ((0, 2), b"", ENDS),
-        ((0, 2), TWICE, "has a key twice .Duplicate general.alignment"),
-        ((1, 1), TENSOR + struct.pack("<I", 2**31) + bytes(40), ENDS),
-        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 9, 0, 0), ENDS),
-        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0) + bytes(64), "damaged .'x' has shape"),
-        ((1, 1), TENSOR + struct.pack("<IIQ", 0, 0, 0) + bytes(64), "damaged .'x' has shape"),
-        ((1, 1), TENSOR + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0) + bytes(64), "reshape"),
-        ((2, 1), 2 * (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 0)) + bytes(64), "duplicated .* x"),
-        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 8, 99, 0) + bytes(64), "quantisation .*99"),
-        ((1, 1), TENSOR + struct.pack("<IQIQ", 1, 8, 0, 2**64 - 96) + bytes(64), "in the header"),
-    ],
-)
-def test_a_damaged_header_is_one_error(tmp_path, counts, rest, message):
-    file = write_header(tmp_path / "m.gguf", {"general.alignment": ("I", 32)}, counts, rest)
-    with pytest.raises(UserError, match=rf"m\.gguf .*{message}"):
-        read_header(file)
+ONE = {"general.alignment": ("I", 32)}
 
 
 @pytest.mark.parametrize(
@@ -395,12 +358,33 @@ def test_a_damaged_header_is_one_error(tmp_path, counts, rest, message):
         (b"<html>..", "is no GGUF file, as it begins with b'<htm': download or copy"),
         (b"GGUF\0\0\0\3", "is a big-endian GGUF file: take a little-endian"),
         (b"GGUF\1\0\0\0", "has version 1 of GGUF: take a file of version 2 or 3"),
-        (b"GGUF\3", "ends at byte 5, before its contents do: download or copy"),
+        (b"GGUF\3", ENDS),
+        (headed(ONE, (0, 10**12)), ENDS),
+        (headed(ONE, (10**12, 1)), ENDS),
+        (headed(ONE, (0, 2)), ENDS),
+        (headed(ONE, (0, 2), TWICE), "has a key twice .Duplicate general.alignment"),
+        *[(headed({"general.alignment": ("I", x)}), "Invalid alignment: ") for x in (0, 3)],
+        *[
+            (headed({"x": (kind, value)}), "'x' is a list of lists")
+            for kind, value in (("i[][]", [[1]]), ("str[][]", [["a"]]), ("str[][][]", [[["a"]]]))
+        ],
+        *[
+            (headed(ONE, (number, 1), tensor), message)
+            for number, tensor, message in (
+                (1, TENSOR + struct.pack("<I", 2**31) + bytes(40), ENDS),
+                (1, TENSOR + struct.pack("<IQIQ", 1, 9, 0, 0), ENDS),
+                (1, TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0) + bytes(64), "'x' has shape"),
+                (1, TENSOR + struct.pack("<IIQ", 0, 0, 0) + bytes(64), "'x' has shape"),
+                (1, TENSOR + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0) + bytes(64), "reshape"),
+                (2, 2 * (TENSOR + struct.pack("<IQIQ", 1, 8, 0, 0)) + bytes(64), "duplicated .* x"),
+                (1, TENSOR + struct.pack("<IQIQ", 1, 8, 0, 2**64 - 96) + bytes(64), "the header"),
+            )
+        ],
     ],
 )
-def test_other_files_are_named(tmp_path, content, message):
+def test_a_damaged_header_is_one_error(tmp_path, content, message):
     (tmp_path / "m.gguf").write_bytes(content)
-    with pytest.raises(UserError, match=rf"m\.gguf {message}"):
+    with pytest.raises(UserError, match=rf"m\.gguf .*{message}"):
         read_header(tmp_path / "m.gguf")
 
 
@@ -411,27 +395,10 @@ def test_a_reader_without_the_limit_is_refused(tmp_path, monkeypatch):
         read_header(write_header(tmp_path / "m.gguf", SMALL))
 
 
-@pytest.mark.parametrize("alignment", [0, 3, 2**31 + 1])
-def test_an_alignment_is_a_power_of_two(tmp_path, alignment):
-    values = SMALL | {"general.alignment": ("I", alignment)}
-    with pytest.raises(UserError, match=r"m\.gguf is damaged .Invalid alignment: .* power of two"):
-        read_header(write_header(tmp_path / "m.gguf", values))
-
-
-@pytest.mark.parametrize("lists", ["i[][]", "str[][]", "str[][][]"])
-def test_lists_of_lists_are_refused(tmp_path, lists):
-    value = "a" if "str" in lists else 1
-    for _ in range(lists.count("[]")):
-        value = [value, value]
-    file = write_header(tmp_path / "m.gguf", SMALL | {"x": (lists, value)})
-    with pytest.raises(UserError, match="'x' is a list of lists"):
-        read_header(file)
-
-
 @pytest.mark.parametrize("kind", ["str[]", "i[]"])
 def test_the_values_of_a_header_have_a_limit(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(gguf_files, "_MOST_READS", 1000)
-    many = packed(kind, [])[:8] + struct.pack("<Q", 10**6) + bytes(8 * 10**6)
+    many = packed(kind, [])[:8] + struct.pack("<Q", 2000) + bytes(16_000)
     with pytest.raises(UserError, match=r"its header has more than 1,000 values"):
         read_header(write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)}))
 
@@ -448,19 +415,15 @@ def test_damaged_bytes_are_one_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("model", "pre", "message"),
     [
-        ({"tokenizer_pre": "tekken"}, "tokenizer.ggml.pre='tekken' must be one of gpt-2, smollm"),
-        ({"tokenizer_model": "bert"}, "tokenizer.ggml.model='bert' must be 'gpt2' or 'llama'"),
+        ("gpt2", "tekken", "tokenizer.ggml.pre='tekken' must be one of gpt-2, smollm"),
+        ("bert", "gpt-2", "tokenizer.ggml.model='bert' must be 'gpt2' or 'llama'"),
     ],
 )
-def test_an_unknown_tokenizer_is_refused(tmp_path, values, message):
-    file = tmp_path / "m.gguf"
-    made = trained("gpt-2")
-    if "tokenizer_model" in values:
-        write(file, values["tokenizer_model"], ["a"], [1])
-    else:
-        write_bytes(file, made, values["tokenizer_pre"])
+def test_an_unknown_tokenizer_is_refused(tmp_path, model, pre, message):
+    words = {"tokenizer.ggml.model": ("str", model), "tokenizer.ggml.pre": ("str", pre)}
+    file = write_header(tmp_path / "m.gguf", SMALL | VOCABULARIES["gpt2"] | words)
     with pytest.raises(UserError, match=message):
         load_tokenizer(file)
     assert read_header(file).directory.is_dir()  # for a model with another tokenizer

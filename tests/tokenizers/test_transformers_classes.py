@@ -13,17 +13,8 @@ from specjax.tokenizers import load_tokenizer
 from specjax.tokenizers.transformers_classes import QWEN2
 
 pre, post, norm = tk.pre_tokenizers, tk.processors, tk.normalizers
-SPECIAL = [
-    "<s>",
-    "</s>",
-    "<unk>",
-    "<pad>",
-    "<bos>",
-    "<eos>",
-    "<mask>",
-    "<|endoftext|>",
-    "<extra_0>",
-]
+SPECIAL = [f"<{x}>" for x in ("s", "/s", "unk", "pad", "bos", "eos", "mask", "|endoftext|")]
+SPECIAL.append("<extra_0>")
 TEXTS = ("ab 12", " a\nb", "x<extra_0> y")
 
 
@@ -64,27 +55,16 @@ def _unigram():
     return made
 
 
-def _split_by(regex):
-    steps = [pre.Split(tk.Regex(regex), "isolated"), pre.ByteLevel(False, use_regex=False)]
-    return pre.Sequence(steps)
-
-
-# The words of gpt-oss: capitals, then small letters, and an ending such as 'll.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-O200K = "|".join(
-    [
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}",
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ]
-)
 # tokenizer.json as it is published for these classes.
 FORMS = {
     "bytes": _bytes,
     "bytes, digits": lambda: _bytes(pre.Sequence([pre.Digits(True), pre.ByteLevel(False)])),
-    "qwen2": lambda: _bytes(_split_by(QWEN2), norm.NFC()),
-    "o200k": lambda: _bytes(_split_by(O200K)),
+    "qwen2": lambda: _bytes(
+        pre.Sequence(
+            [pre.Split(tk.Regex(QWEN2), "isolated"), pre.ByteLevel(False, use_regex=False)]
+        ),
+        norm.NFC(),
+    ),
     "llama 2": lambda: _marked(norm.Sequence([norm.Prepend("▁"), norm.Replace(" ", "▁")]), None),
     "llama": lambda: _marked(None, pre.Metaspace(prepend_scheme="first", split=False)),
     "gemma": lambda: _marked(norm.Replace(" ", "▁"), pre.Split(" ", "merged_with_previous")),
@@ -111,8 +91,8 @@ CLASSES = {
     ("qwen2", "Qwen2TokenizerFast", "qwen3"): True,
     ("qwen2", "LlamaTokenizerFast", "qwen2"): True,
     ("qwen2", None, "qwen3"): True,
-    ("o200k", "PreTrainedTokenizerFast", "gpt_oss"): True,
-    ("o200k", None, "gpt_oss"): True,
+    ("bytes, digits", "PreTrainedTokenizerFast", "gpt_oss"): True,
+    ("bytes, digits", None, "gpt_oss"): True,
     ("llama", "LlamaTokenizer", "llama"): True,
     ("llama", "LlamaTokenizerFast", None): True,
     ("llama", "LlamaTokenizerFast", "mistral"): True,
