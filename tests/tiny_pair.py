@@ -1,5 +1,6 @@
 """A tiny T5 pair with random weights and a trained SentencePiece vocabulary, on disk."""
 
+import dataclasses
 import fcntl
 import functools
 import os
@@ -12,12 +13,13 @@ from pathlib import Path
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from specjax import Pair, TextModel, testing
+from specjax import Engine, Pair, TextModel, testing
 from specjax.checkpoints import save_model
 from specjax.models import LlamaConfig, Seq2SeqLM, T5Config, model_from_config
 from specjax.partitioning import Partitioner
 from specjax.text.directories import built_in_pair
-from specjax.tokenizers import ByteTokenizer, load_tokenizer
+from specjax.text.results import Row
+from specjax.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from specjax.training.vocabulary import train_vocabulary
 from tests.models.tiny import random_params
 
@@ -87,27 +89,36 @@ def tabular(seed: int, tokenizer=None, mesh=None) -> TextModel:
     return TextModel(testing.TabularModel(259, 1), jnp.asarray(table), tokenizer, mesh)
 
 
+def near(model: TextModel, seed: int, noise: float) -> TextModel:
+    """A tabular model whose distributions are those of another, with noise."""
+    table = model.params + noise * jnp.asarray(testing.random_table(seed, 259, 1))
+    return dataclasses.replace(model, params=table)
+
+
+def finished_rows(engine: Engine) -> dict[tuple[int, int], Row]:
+    """Decodes all requests of an engine: (index, sample) -> row."""
+    rows: dict[tuple[int, int], Row] = {}
+    while engine.unfinished:
+        rows |= {(row.index, row.sample): row for row in engine.step()}
+    return rows
+
+
+def llama(layers: int, words: Tokenizer, mesh: Mesh | None = None) -> TextModel:
+    """A small random Llama; the number of layers is the seed, too."""
+    sizes = {"embed_dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 24}
+    config = LlamaConfig(vocab_size=words.vocab_size, num_layers=layers, **sizes)
+    model = model_from_config(config)
+    params = random_params(model, layers)
+    if mesh is not None:
+        where = Partitioner(mesh)
+        params = where.place(params, where.param_shardings(model, params))
+    return TextModel(model, params, words, mesh)
+
+
 def llamas(mesh: Mesh | None = None) -> Pair:
     """Small random Llamas with the vocabulary of the built-in ones."""
     words = load_tokenizer(built_in_pair("gsm8k") / "verifier")
-    models = []
-    for seed, layers in ((1, 1), (2, 2)):
-        config = LlamaConfig(
-            vocab_size=2048,
-            embed_dim=16,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=8,
-            mlp_dim=24,
-            num_layers=layers,
-        )
-        model = model_from_config(config)
-        params = random_params(model, seed)
-        if mesh is not None:
-            where = Partitioner(mesh)
-            params = where.place(params, where.param_shardings(model, params))
-        models.append(TextModel(model, params, words, mesh))
-    return Pair(*models)
+    return Pair(*(llama(layers, words, mesh) for layers in (1, 2)))
 
 
 def write_bench_inputs(directory: Path) -> list[str]:

@@ -670,7 +670,6 @@ class Decoder:
         return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources)
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
-        """The prefix, which this Decoder must have made."""
         if prefix is not None and getattr(prefix, "params", None) is not self.params:
             raise UserError(
                 f"prefix must come from this Decoder's prefix(text), got {prefix!r:.60}"
@@ -689,7 +688,6 @@ class Decoder:
     def _rows(
         self, call: "_Call", done: Collection[int], progress: bool | None, *, eager: bool
     ) -> Iterator[Row]:
-        """The rows that are not done."""
         all_added = self._added(call, done, eager=eager)
         total = len(call.requests) * call.num_samples
         disable = None if progress is None else not progress
@@ -743,7 +741,7 @@ class Decoder:
         return self._new_engine(
             call.params if one_rule is None else call.params._replace(rule=one_rule),
             # Of the first row; each request has its own.
-            sampling=call.requests[group.members[0]].sampling,
+            sampling=call.requests[group.members[0]].sampling or self.sampling,
             rows=group.rows * samples,
             refill=group.refill * samples,
             prompt_length=group.length,
@@ -888,7 +886,6 @@ class Chat:
 
 
 def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
-    """All options of the chat template."""
     merged = {**options, **requests_lib.checked_template_kwargs(more)}
     if merged.get("continue_final_message"):
         raise UserError(

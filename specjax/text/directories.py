@@ -18,8 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from specjax.checkpoints.attachments import AGAIN, BIGRAM, read_attachment, write_attachment
-from specjax.checkpoints.heads import has_mtp, is_draft_head, open_draft_head
+from specjax.checkpoints.attachments import (
+    AGAIN,
+    BIGRAM,
+    has_head,
+    load_head,
+    read_attachment,
+    write_attachment,
+)
+from specjax.checkpoints.heads import has_mtp, is_draft_head, load_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
 from specjax.checks import check_flag, check_path, options_of
@@ -153,8 +160,6 @@ def load_text_model(
       UserError: the directory is unreadable, the model does not fit its tokenizer, its head, its
         verifier or the mesh, or a draft head has no verifier.
     """
-    from specjax.checkpoints.heads import is_draft_head
-
     check_model_paths({"path": path})
     place = real_path(path)
     _check_mesh(mesh)
@@ -182,8 +187,6 @@ def _load(
 ) -> TextModel:
     # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import load_model, read_config
-    from specjax.checkpoints.attachments import has_head, load_head
-    from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.ignored import check_adapter, ignored_settings
 
     check_adapter(Path(path))
@@ -270,7 +273,6 @@ def _loaded(
 ) -> dict[str, TextModel]:
     """The models by name; the vocabularies are compared before arrays are read."""
     from specjax.checkpoints import read_config
-    from specjax.checkpoints.heads import is_draft_head
 
     for name in weights if isinstance(weights, Mapping) else ():
         if name not in paths:
@@ -312,8 +314,6 @@ def _loaded(
 
 
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:
-    from specjax.checkpoints.heads import load_draft_head
-
     assert isinstance(verifier.model, Model)
     where = None if verifier.mesh is None else NamedSharding(verifier.mesh, jax.P())
     head, params = load_draft_head(
@@ -328,7 +328,6 @@ def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) 
 
 
 def _warn_of_special_ids(words: dict[str, Tokenizer]) -> None:
-    """Warns if a model ends or pads texts with other tokens than the verifier."""
     verifier = words["verifier"]
     for name, other in words.items():
         for what, ours, theirs in (

@@ -10,7 +10,6 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -229,7 +228,7 @@ STOP_AFTER = 64
 
 
 class Engine:
-    """Decodes requests that may arrive while others run.
+    """Decodes requests that may arrive while others run; from `Decoder.engine`.
 
     An interrupt or an error during a step ends an engine, because its buffers may be lost. The
     engine then only gives back its `unfinished_requests`. An engine is used by one thread at a
@@ -245,14 +244,13 @@ class Engine:
 
     Args:
       method, params: the method with its parameters; the strengths of a field `rule` are scalars.
+      model: its tokenizer reads prompts and writes texts.
       rows: B, the number of slots.
       prompt_length: L, the longest prompt in tokens.
       max_new_tokens: N, the longest output.
-      refill: the number of free slots to fill together; a quarter of the slots by default.
+      refill: the number of free slots to fill together.
       sampling: the scalar defaults of requests. Requests cannot set a field that is None here,
         because its filter is not compiled.
-      model: its tokenizer reads prompts and writes texts; without a model prompts are token ids
-        and texts are empty.
       log_probs: whether to keep log-probabilities token by token, unless a request leaves them out.
       sources: whether to keep where each token came from.
       stop, stop_table: a row's text is cut before the first of these strings, and the table ends
@@ -278,41 +276,39 @@ class Engine:
         self,
         method: Method,
         params: Params,
+        model: TextModel,
         *,
         rows: int,
         prompt_length: int,
         max_new_tokens: int,
-        refill: int | None = None,
-        sampling: Sampling | None = None,
-        model: TextModel | None = None,
-        log_probs: bool = False,
-        sources: bool = False,
-        stop: Sequence[str] = (),
-        stop_table: types.Array | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        num_samples: int = 1,
-        prefix: Prefix | None = None,
+        refill: int,
+        sampling: Sampling,
+        log_probs: bool,
+        sources: bool,
+        stop: tuple[str, ...],
+        stop_table: types.Array | None,
+        chat_template_kwargs: Mapping[str, Any],
+        num_samples: int,
+        prefix: Prefix | None,
         buckets: Sequence[int] = (),
-        contexts: dict[str, int] | None = None,
-        named: Mapping[str, str] = MappingProxyType({}),
-        fitting: set[Any] | None = None,
+        contexts: dict[str, int],
+        named: Mapping[str, str],
+        fitting: set[Any],
     ) -> None:
         multiple = row_multiple(method) * num_samples
-        refill = max(1, rows // 4) if refill is None else refill
         assert 1 <= refill <= rows and rows % multiple == refill % multiple == 0, (rows, refill)
         self.method, self.params, self._model = method, params, model
-        self._rows, self._stop, self._named = rows, tuple(stop), named
+        self._rows, self._stop, self._named = rows, stop, named
         self._chat_template_kwargs = chat_template_kwargs
         self._by_token = {"log_probs": log_probs, "sources": sources}
         self._stop_table = stop_table
         rule = getattr(params, "rule", None)
-        drawn = requests_lib.checked_sampling(sampling)
         sizes = prompt_length, max_new_tokens
-        self._limits = Limits(method, *sizes, drawn, rule, num_samples, log_probs)
+        self._limits = Limits(method, *sizes, sampling, rule, num_samples, log_probs)
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
-        self._prefix, self._contexts = prefix, {} if contexts is None else contexts
-        self._check_fits(set() if fitting is None else fitting)
+        self._prefix, self._contexts = prefix, contexts
+        self._check_fits(fitting)
         widths = (*(x for x in buckets if x < prompt_length), prompt_length)
         same = len(widths) == 1 or self._shapes(widths[0]) == self._shapes(prompt_length)
         self._widths = widths if same else (prompt_length,)
@@ -326,11 +322,11 @@ class Engine:
         self._end = ""
 
     def __repr__(self) -> str:
-        model = "" if self._model is None else f"{self._model.name}, "
         running = self._rows - self._slots.free
         state = f"{running} running, {len(self._slots.waiting)} waiting"
         end = f", ended by {self._end}" if self._end else ""
-        return f"Engine({model}{type(self.method).__name__}, {self._in_words()}: {state}{end})"
+        name = f"{self._model.name}, {type(self.method).__name__}"
+        return f"Engine({name}, {self._in_words()}: {state}{end})"
 
     @property
     def unfinished(self) -> int:
@@ -369,23 +365,22 @@ class Engine:
             raise UserError(
                 f"add takes a Request, got {type(request).__name__}: write Request(prompt)"
             )
-        model = self._model
         samples = requests_lib.checked_samples(request, self._limits)
         next_id = -(-self._next_row // samples)
         if request.id is None:
             request = dataclasses.replace(request, id=next_id)
         if request.stop is not None:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
-        original, drawn = request, request.sampling
-        if model is not None and isinstance(drawn, Sampling) and drawn.processors is not None:
+        original, drawn = request, requests_lib.checked_sampling(request.sampling)
+        if drawn.processors is not None:
             # The engine has their arrays already.
-            bound, _ = requests_lib.bind_processors(drawn.processors, model)
+            bound, _ = requests_lib.bind_processors(drawn.processors, self._model)
             drawn = dataclasses.replace(drawn, processors=bound)
             request = dataclasses.replace(request, sampling=drawn)
         requests_lib.check_strengths(request, self._limits)
         name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
-        words = None if model is None else model.tokenizer
+        words = self._model.tokenizer
         tokens = requests_lib.encode(prompt, name, vocab_size, words, self._chat_template_kwargs)
         requests_lib.check_request(request, tokens, self._limits)
         if request.stop is not None:
@@ -420,7 +415,6 @@ class Engine:
         return index
 
     def _stops_of(self, request: Request) -> tuple[str, ...]:
-        """The stop strings of a request."""
         return self._stop if request.stop is None else tuple(request.stop)
 
     @property
@@ -431,8 +425,6 @@ class Engine:
 
     def _watch(self, strings: tuple[str, ...]) -> None:
         """Adds stop strings to the table that ends rows."""
-        if self._model is None:
-            raise UserError("stop of a request must be left out: the engine has no tokenizer")
         blocks = self._blocks or StopBlocks(self._model, self._stop)
         used = {self._stops_of(request) for request in self._slots.requests.values()}
         blocks.add(strings, used)
@@ -531,7 +523,6 @@ class Engine:
         return min([STOP_AFTER, every or STOP_AFTER, *idle]), min(finished + len(idle), self._rows)
 
     def _fill(self) -> None:
-        """Gives free slots to waiting requests."""
         while (group := self._slots.next_group())[0]:
             places, entries = group
             since, compiled = time.perf_counter(), compile_seconds()
@@ -597,10 +588,10 @@ class Engine:
             entry.prefilled = len(entry.tokens)
         if self._prefix is None or self._prefix.beginning is None:
             return None
-        taken = [self._prefix.common(entry.tokens) for entry in entries]
-        for entry, length in zip(entries, taken, strict=True):
+        lengths = [self._prefix.common(entry.tokens) for entry in entries]
+        for entry, length in zip(entries, lengths, strict=True):
             entry.prefilled -= length
-        return Beginning(self._prefix.beginning.caches, _column(rows, taken, np.int32))
+        return Beginning(self._prefix.beginning.caches, _column(rows, lengths, np.int32))
 
     def prefix_of(self, tokens: np.ndarray) -> Prefix | None:
         """Returns the caches of the last row of slot 0, which has finished, as a `Prefix`.
@@ -608,17 +599,16 @@ class Engine:
         `tokens` are those of its prompt and its output.
         """
         assert self.state is not None
-        read = beginning_of(self.method, self.params, self.state, 0)
-        if read is None:
+        beginning = beginning_of(self.method, self.params, self.state, 0)
+        if beginning is None:
             return None
-        return Prefix(tokens[: int(read.lengths)], None, self.method, self.params, read)
+        return Prefix(tokens[: int(beginning.lengths)], None, self.method, self.params, beginning)
 
     def _batch(self, entries: Sequence[Entry], rows: int, length: int) -> PromptBatch:
         """The entries as a batch; the engine's values replace None in requests."""
         requests = [entry.request for entry in entries]
         longest, most = self.method.max_draft, self._limits.max_new_tokens
-        pad = 0 if self._model is None else self._model.tokenizer.pad_id
-        inputs = np.full((rows, length), pad, np.int32)
+        inputs = np.full((rows, length), self._model.tokenizer.pad_id, np.int32)
         lengths = np.ones(rows, np.int32)
         for row, entry in enumerate(entries):
             lengths[row] = len(entry.tokens)
@@ -675,7 +665,7 @@ class Engine:
         """Removes the finished rows from their slots; `streams`: also returns others' texts."""
         assert self.state is not None
         packed, held = self._reports.popleft()
-        read = _unpacked(np.asarray(packed), _progress(self.state))
+        progress = _unpacked(np.asarray(packed), _progress(self.state))
         added, ended = [], []
         now, compiled, passed = time.perf_counter(), compile_seconds(), 0
         for place, entry in enumerate(held):
@@ -684,20 +674,20 @@ class Engine:
                 continue
             if entry.idle_steps is not None:
                 continue
-            passed = max(passed, int(read.steps[place]) - entry.steps)
-            entry.steps = int(read.steps[place])
+            passed = max(passed, int(progress.steps[place]) - entry.steps)
+            entry.steps = int(progress.steps[place])
             row, text = None, ""
-            if read.ended_by[place]:
+            if progress.ended_by[place]:
                 ended.append(place)
                 times = split_time(now - entry.since, compiled - entry.compiled)
-                row = self._row(entry, place, read, times)
+                row = self._row(entry, place, progress, times)
                 text = row.text
             if streams:
                 if entry.streamed is None:
                     stops = self._stops_of(entry.request)
                     entry.streamed = StreamedText(self._model, entry.tokens, stops)
                 if row is None:
-                    text = entry.streamed.more(read.tokens[place, : read.lengths[place]])
+                    text = entry.streamed.more(progress.tokens[place, : progress.lengths[place]])
                 else:
                     text = entry.streamed.rest(row.text)
             if text or row:
@@ -708,17 +698,17 @@ class Engine:
         self._slots.pass_steps(passed)
         return added
 
-    def _row(self, entry: Entry, place: int, read: Progress, times: dict[str, Any]) -> Row:
+    def _row(self, entry: Entry, place: int, progress: Progress, times: dict[str, Any]) -> Row:
         # Copies: a view would keep the whole batch in memory.
-        read = jax.tree.map(lambda x: np.array(x[place]), read)
-        info, tokens = read.info, read.tokens[: read.lengths].copy()
-        ended_by = types.ENDED_BY[read.ended_by]
+        progress = jax.tree.map(lambda x: np.array(x[place]), progress)
+        info, tokens = progress.info, progress.tokens[: progress.lengths].copy()
+        ended_by = types.ENDED_BY[progress.ended_by]
         output = tokens[:-1] if ended_by == "eos" else tokens
         error = None
-        if read.ended_by == types.NAN:
+        if progress.ended_by == types.NAN:
             source = self.method.nan_sources[int(info.nan_in)]
-            error = f"{source} gave NaN in step {int(read.steps)}"
-        text = "" if self._model is None else self._model.decode(entry.tokens, output)
+            error = f"{source} gave NaN in step {int(progress.steps)}"
+        text = self._model.decode(entry.tokens, output)
         logs = types.LogProbs()
         if info.log_probs is not None and entry.request.log_probs is not False:
             logs = types.LogProbs(*(x[: len(tokens)] for x in info.log_probs))
@@ -726,13 +716,13 @@ class Engine:
         if info.sources is not None:
             names = (*self.method.source_names, "unknown")
             sources = tuple(names[code] for code in info.sources[: len(output)])
-            text_of = None if self._model is None else self._model.text_after(entry.tokens)
+            text_of = self._model.text_after(entry.tokens)
         return Row(
             index=entry.index,
             text=cut(text, self._stops_of(entry.request)),
             tokens=output,
             ended_by=ended_by,
-            info=RowInfo.of(info, read.lengths, read.steps),
+            info=RowInfo.of(info, progress.lengths, progress.steps),
             **times,
             log_probs=logs.plain,
             log_probs_processed=logs.processed,
@@ -762,7 +752,6 @@ class Engine:
         return ", or ".join([remedy, *more])
 
     def _check_fits(self, fitting: set[Any]) -> None:
-        """Refuses slots that certainly cannot fit into the memory."""
         _, length, most, *kinds = self._limits[:5]
         tables = str(jax.tree.map(np.shape, getattr(self.params, "processors", ())))
         beside = 0 if self._prefix is None else self._prefix.nbytes
@@ -789,7 +778,6 @@ class Engine:
 
 
 def _column(rows: int, values: Iterable[Any], dtype: Any, rest: int = 0) -> np.ndarray:
-    """First the values, then `rest`."""
     first = list(values)
     column = np.full(rows, rest, dtype)
     column[: len(first)] = first

@@ -335,7 +335,6 @@ def _bar(cases: int, progress: bool | None) -> Any:
 def _steady_fit(
     cases: Sequence[LoopCase], rows: int, prompt_length: int, seconds: float, bar: Any
 ) -> Fit:
-    """The costs of passes."""
     for attempt in range(_ATTEMPTS):
         runs = _runs(cases, rows, prompt_length, seconds * 3**attempt, bar)
         costs = fit(runs)

@@ -46,8 +46,7 @@ class Request:
     """The request of a row; the engine's values replace None.
 
     Attributes:
-      prompt: `[L]` token ids; also a text or a chat, if the engine has a tokenizer. In an engine
-        with a prefix it is the rest of the prompt.
+      prompt: `[L]` token ids, a text or a chat; in an engine with a prefix the rest of the prompt.
       max_new_tokens: the most tokens to emit.
       seed: in 0 .. 2**32 - 1.
       id: in 0 .. 2**32 - 1; randomness depends only on the seed and the id. None: the next whose
@@ -329,7 +328,7 @@ def check_strengths(request: Request, limits: Limits) -> None:
         if request.log_probs and not limits.log_probs:
             raise UserError("log_probs must be left out: make the engine with log_probs=True")
     compiled = limits.sampling
-    drawn = compiled if request.sampling is None else checked_sampling(request.sampling)
+    drawn = compiled if request.sampling is None else request.sampling
     for name in DRAWN:
         value = getattr(drawn, name)
         if np.ndim(value):
@@ -442,8 +441,8 @@ class Prefix:
         """The caches of the models; None without tokens, or if no model continues a prompt."""
         if not len(self):
             return None
-        read = self.taken or self.method.begin(self.params, self.tokens)
-        return read if read.caches else None
+        beginning = self.taken or self.method.begin(self.params, self.tokens)
+        return beginning if beginning.caches else None
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -451,9 +450,9 @@ class Prefix:
         if not len(self):
             return 0
         begin = self.method.begin
-        read = self.taken or jax.eval_shape(lambda now: begin(now, self.tokens), self.params)
+        beginning = self.taken or jax.eval_shape(lambda now: begin(now, self.tokens), self.params)
         where = self.method.partitioner
-        return nbytes(read.caches) // (1 if where is None else where.mesh.size)
+        return nbytes(beginning.caches) // (1 if where is None else where.mesh.size)
 
     def join(self, prompt: Any, name: str) -> Prompt:
         """Returns the whole prompt from its rest, which is of the prefix's kind.
@@ -536,9 +535,21 @@ def bind_processors(
     Returns:
       The processors in the order in which they run, and for each the arrays that rows share.
     """
+    entries = checked_processors(processors)
+    pairs = [
+        (entry.part, entry.params) if isinstance(entry, WithParams) else entry.bind(model)
+        for _, entry in entries
+    ]
+    check_one_constraint([processor for processor, _ in pairs])
+    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
+    return tuple(bound) or None, tuple(shared)
+
+
+def checked_processors(processors: Any) -> list[tuple[Any, Any]]:
+    """Returns processors, each as it is given and as an object, in the order in which they run."""
     if isinstance(processors, str) or not isinstance(processors, Sequence):
         raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
-    pairs: list[tuple[Processor, Params]] = []
+    entries = []
     for i, value in enumerate(processors):
         entry = make_part("processors", value)
         part = entry.part if isinstance(entry, WithParams) else entry
@@ -549,11 +560,9 @@ def bind_processors(
             f"{type(part).__name__} is no pytree: decorate it with @types.traced_dataclass"
         )
         check_static(f"processors[{i}]", structure)
-        pairs.append((part, entry.params) if isinstance(entry, WithParams) else part.bind(model))
-    check_one_constraint([processor for processor, _ in pairs])
-    pairs.sort(key=lambda pair: pair[0].order)
-    bound, shared = zip(*pairs, strict=True) if pairs else ((), ())
-    return tuple(bound) or None, tuple(shared)
+        entries.append((part.order, value, entry))
+    # The order in which they are given changes nothing.
+    return [(value, entry) for _, value, entry in sorted(entries, key=lambda x: x[0])]
 
 
 def check_one_constraint(processors: Sequence[Processor]) -> None:

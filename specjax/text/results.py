@@ -139,8 +139,7 @@ class Row:
     Attributes:
       index: the prompt's place in the input; for an `Engine` the index from `add`.
       sample: the number of the sample in 0 .. num_samples - 1.
-      text: the output; for a decoder-only network the text added to its prompt. Empty for an
-        `Engine` without a tokenizer.
+      text: the output; for a decoder-only network the text added to its prompt.
       tokens: the output without its end-of-sequence token; after a stop string up to the token that
         completed it, although `text` is cut before the string.
       ended_by: "eos"; "stop": a stop string; "length": its limit; "nan": a model gave NaN, see

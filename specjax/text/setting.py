@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -46,7 +46,13 @@ from specjax.text.parts import (
     registered_parts,
 )
 from specjax.text.passes import check_costs, measure_costs
-from specjax.text.requests import DRAWN, check_forbidding, check_one_constraint, checked_rule
+from specjax.text.requests import (
+    DRAWN,
+    check_forbidding,
+    check_one_constraint,
+    checked_processors,
+    checked_rule,
+)
 from specjax.text.text_models import Pair, TextModel
 from specjax.types import Drafting, Params, Rule, Sampling, Stopping, Verification
 from specjax.verification import Block, Traversal
@@ -150,7 +156,8 @@ class Setting:
             raise UserError(
                 f"costs must be drafting.read_costs(FILE) or None, got {shown(self.costs)}"
             )
-        put("processors", _in_order(self.processors))
+        processors = [value for value, _ in checked_processors(self.processors)]
+        put("processors", tuple(_plain("processors", value) for value in processors))
         drawn = self.sampling  # checks the values
         for name in DRAWN:
             given = getattr(self, name)
@@ -403,20 +410,6 @@ _KINDS: Mapping[str, Callable[[Any], None]] = {
 }
 
 
-def _in_order(processors: Any) -> tuple[Any, ...]:
-    """The processors, as texts where they have one, in the order in which they run."""
-    if isinstance(processors, str) or not isinstance(processors, Sequence):
-        raise UserError(f"processors must be a tuple such as ('MinP(0.05)',), got {processors!r}")
-    ordered = []
-    for i, value in enumerate(processors):
-        made = make_part("processors", value)
-        part = made.part if isinstance(made, WithParams) else made
-        check_part(f"processors[{i}]", part, ("process", "order"), "processors.MinP(0.05)")
-        ordered.append((part.order, _plain("processors", value)))
-    # The order in which they are given changes nothing.
-    return tuple(one for _, one in sorted(ordered, key=lambda pair: pair[0]))
-
-
 def check_single(setting: Setting) -> None:
     """Refuses values per prompt: these settings are for any prompts."""
     for name in (*_PARTS, "processors", *DRAWN):
@@ -606,16 +599,7 @@ def _own_method(
     return Built(own, params, named, main, _hash(params))
 
 
-def _check_cascade(method: Any, rule: Any) -> None:
-    """Refuses what is no cascade in which a single model writes at a time, and its rule."""
-    if rule is None:
-        name = type(method).__name__
-        raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
-    method.check_rule(rule)
-
-
 def _drafting(setting: Setting) -> str:
-    """The words for its drafts in a message."""
     if setting.drafting is None:
         return "decoding with several models"
     return f"drafting={shown(setting.drafting)}"
@@ -636,7 +620,10 @@ def _check_parts(setting: Setting) -> None:
             )
         return
     if method is not None:
-        _check_cascade(method, rule)
+        if rule is None:
+            name = type(method).__name__
+            raise UserError(f"rule must be given: {name} needs it, see docs/baselines.md")
+        method.check_rule(rule)
         return
     _check_costs(setting)
     drafter, _ = setting.part_of_drafts.bind(_models_of_drafts(setting, None))

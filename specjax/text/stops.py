@@ -161,7 +161,6 @@ def token_table(
 def _special_tokens(
     strings: Sequence[str], tokenizer: Tokenizer, pieces: Sequence[bytes]
 ) -> list[int]:
-    """The special tokens whose texts are stop strings."""
     silent = ((i, tokenizer.token(i)) for i, piece in enumerate(pieces) if not piece)
     ids = {text: i for i, text in silent if text}
     for string in strings:
@@ -229,9 +228,6 @@ def _over_tokens(
     return states
 
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Added:
     """The text that a row got in a step; the texts of a row together are its `text`.
@@ -246,21 +242,18 @@ class Added:
 
 
 class StreamedText:
-    """The text of a row, token by token; without a model there is none.
+    """The text of a row, token by token.
 
     It holds back incomplete characters, and the beginning of a text that may become a stop string.
     """
 
-    def __init__(self, model: TextModel | None, prompt: np.ndarray, stop: Sequence[str]) -> None:
-        self._words = None if model is None else model.tokenizer
-        goes_on = model is not None and model.continues_prompts
-        self._before = prompt.tolist() if goes_on else []
+    def __init__(self, model: TextModel, prompt: np.ndarray, stop: Sequence[str]) -> None:
+        self._words = model.tokenizer
+        self._before = prompt.tolist() if model.continues_prompts else []
         self._stop, self._read, self._text, self._sent = stop, 0, "", 0
 
     def more(self, tokens: np.ndarray) -> str:
         """Returns the text that became certain, from all tokens of the unfinished row."""
-        if self._words is None:
-            return ""
         by_token, breaks = _breaking(self._words)
         new = tokens[self._read :].tolist()
         if not by_token or not new:

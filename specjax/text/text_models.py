@@ -274,7 +274,6 @@ def check_vocabularies(name: str, ours: Words, verifier: Words) -> None:
 
 
 def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
-    """The first token that two tokenizers do not share."""
 
     def token(words: Tokenizer, i: int) -> str:
         return repr(words.token(i)) if i < words.vocab_size else "absent"
@@ -286,7 +285,6 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
 
 
 def _fits(tokenizer: Tokenizer, model: LanguageModel) -> bool:
-    """Whether the ids of a tokenizer are in a model's vocabulary."""
     size = model.vocab_size
     if tokenizer.vocab_size <= size:
         return True
@@ -507,7 +505,6 @@ def _by_kind(words: Tokenizer, size: int) -> dict[str, list[tuple[int, bytes]]]:
 
 
 def _ends_turns(words: Tokenizer, token: int) -> bool:
-    """Whether an end-of-sequence token ends a turn of a chat, by its name."""
     return bool(_TURN.search(words.token(token) or ""))
 
 

@@ -23,65 +23,62 @@ def room(monkeypatch):
     return of
 
 
-@pytest.mark.parametrize(
-    ("options", "sizes", "remedy"),
-    [
-        (
-            {"max_new_tokens": 10**9},
-            "1 row with prompts of 16, drafts of 5 and outputs of 10000",
-            "max_new_tokens=1000000000, buckets=16 or max_draft=5",
-        ),
-        (
-            {"max_new_tokens": 2**31 - 1},
-            "outputs of 2147483647 tokens: this needs at least",
-            "max_new_tokens=2147483647, buckets=16",
-        ),
-        (
-            {"buckets": (2**31 - 1,)},
-            "prompts of 2147483647, ",
-            "buckets=2147483647, max_new_tokens=128 or max_draft=5",
-        ),
-        (
-            {"max_draft": 10**9},
-            "drafts of 1000000000",
-            "max_draft=1000000000, max_new_tokens=128 or buckets=16",
-        ),
-        (
-            {"drafting": specjax.drafting.Cascade(((10**9,),))},
-            "drafts of 1000000000",
-            "drafting=1000000000, max_new_tokens=128 or buckets=16",
-        ),
-    ],
-)
+LARGE = [
+    (
+        {"max_new_tokens": 10**9},
+        "1 row with prompts of 16, drafts of 5 and outputs of 10000",
+        "max_new_tokens=1000000000, buckets=16 or max_draft=5",
+    ),
+    (
+        {"max_new_tokens": 2**31 - 1},
+        "outputs of 2147483647 tokens: this needs at least",
+        "max_new_tokens=2147483647, buckets=16",
+    ),
+    (
+        {"buckets": (2**31 - 1,)},
+        "prompts of 2147483647, ",
+        "buckets=2147483647, max_new_tokens=128 or max_draft=5",
+    ),
+    *(
+        (options, "drafts of 1000000000", f"{name}=1000000000, max_new_tokens=128 or buckets=16")
+        for name, options in (
+            ("max_draft", {"max_draft": 10**9}),
+            ("drafting", {"drafting": specjax.drafting.Cascade(((10**9,),))}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "sizes", "remedy"), LARGE)
 def test_calls_that_cannot_fit_are_refused_at_once(pair, room, options, sizes, remedy):
     room(10**9)
     decoder = specjax.Decoder(pair, **options)
     message = f"{sizes}.* but the machine has 1 GB: choose a smaller {remedy}"
+    for call in (decoder.rows, decoder):
+        with pytest.raises(ValueError, match=message):
+            call(["ba ki"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory", "message"),
+    [
+        ({"rows": 10**12}, 10**9, "memory, but the machine has.*choose a smaller rows=10"),
+        ({"prompt_length": 2**70}, 10**9, "memory, but the machine.*a smaller prompt_len"),
+        # More positions could not be told apart.
+        ({"rows": 1}, sys.maxsize, "positions of the cache; the limit is 1073741824: "),
+    ],
+)
+def test_engines_that_cannot_fit_are_refused_when_they_are_made(room, sizes, memory, message):
+    room(memory)
+    most = 2**30 if memory == sys.maxsize else 8
+    decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=most)
     with pytest.raises(ValueError, match=message):
-        decoder.rows(["ba ki"])
-    with pytest.raises(ValueError, match=message):
-        decoder(["ba ki"])
+        decoder.engine(**{"prompt_length": 16, **sizes})
 
 
 def test_the_smallest_engine_names_no_size(pair):
     engine = specjax.Decoder(pair.verifier, max_new_tokens=1).engine(prompt_length=1, rows=1)
     assert engine._smaller() == "choose a smaller model"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "remedy"), [({"rows": 10**12}, "rows=10"), ({"prompt_length": 2**70}, "prompt_len")]
-)
-def test_engines_that_cannot_fit_are_refused_when_they_are_made(pair, sizes, remedy):
-    decoder = specjax.Decoder(pair, max_new_tokens=8)
-    with pytest.raises(ValueError, match=f"memory, but the machine has.*choose a smaller {remedy}"):
-        decoder.engine(**{"prompt_length": 16, **sizes})
-
-
-def test_the_cache_has_no_more_positions_than_can_be_told_apart(room):
-    room(sys.maxsize)
-    decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=2**30, batch_size=1)
-    with pytest.raises(ValueError, match="positions of the cache; the limit is 1073741824: "):
-        decoder.engine(prompt_length=16)
 
 
 @pytest.mark.parametrize("mesh", [True, pytest.param(False, marks=pytest.mark.exhaustive)])

@@ -1,8 +1,6 @@
 import dataclasses
 import functools
 import json
-import subprocess
-import sys
 import warnings
 
 import jax
@@ -47,49 +45,45 @@ def pick(result, order):
     return specjax.Result(tuple(result[i] for i in order))
 
 
-def test_texts_tokens_and_info(pair, decoder):
-    result = decoder(PROMPTS, seed=0)
-    assert len(result.texts) == len(result.tokens) == len(PROMPTS)
-    eos = pair.verifier.tokenizer.eos_ids[0]
-    for text, tokens, ended, emitted in zip(
-        result.texts, result.tokens, result.ended, result.info.per_row.emitted, strict=True
-    ):
-        assert text == pair.verifier.tokenizer.decode(tokens.tolist())
-        assert eos not in tokens
-        assert emitted == len(tokens) + ended
-        assert ended or len(tokens) == 12
+def test_a_result_is_a_sequence_of_rows(pair, decoder):
+    result, eos = decoder(PROMPTS, seed=0, log_probs=True), pair.verifier.tokenizer.eos_ids[0]
+    assert len(result) == len(PROMPTS) and [row.text for row in result] == result.texts
+    for row, emitted in zip(result, result.info.per_row.emitted, strict=True):
+        assert row.text == pair.verifier.tokenizer.decode(row.tokens.tolist())
+        assert eos not in row.tokens and (row.ended or len(row.tokens) == 12)
+        assert emitted == len(row.tokens) + row.ended == len(row.log_probs)
+        assert row.ended_by == ("eos" if row.ended else "length")
+        for each in ("log_prob", "log_prob_target"):
+            by_token = getattr(row, each.replace("prob", "probs"))
+            np.testing.assert_allclose(by_token.sum(), getattr(row.info, each), rtol=1e-4)
+        assert 0.0 < row.seconds <= result.seconds
     assert result.ended.any() and not result.ended.all()
-    summary = result.info.summary()
-    assert summary["tokens_per_verifier_call"] == pytest.approx(
-        summary["emitted"] / summary["verifier_calls"]
-    )
-    assert 0 < summary["acceptance_rate"] < 1
-    assert result.info.acceptance_by_position.shape == (3,)
-    assert np.all(np.isfinite(result.info.per_row.log_prob_processed))
-    assert np.all(np.isnan(result.info.per_row.log_prob))  # not requested
-
-
-def test_a_result_is_a_sequence_of_rows(decoder):
-    result = decoder(PROMPTS, seed=0, log_probs=True)
-    assert len(result) == 6 and [row.text for row in result] == result.texts
-    assert result[1].text == result.texts[1]
     part = result[2:4]
     assert isinstance(part, specjax.Result) and part.texts == result.texts[2:4]
     assert part.info.emitted == result.info.per_row.emitted[2:4].sum()
-    for row, ended_by in zip(result, result.ended_by, strict=True):
-        assert len(row.log_probs) == len(row.tokens) + row.ended
-        assert ended_by == ("eos" if row.ended else "length")
-        for by_token, total in (
-            (row.log_probs, row.info.log_prob),
-            (row.log_probs_target, row.info.log_prob_target),
-        ):
-            np.testing.assert_allclose(by_token.sum(), total, rtol=1e-4)
-        assert 0.0 < row.seconds <= result.seconds
     dicts = json.loads(json.dumps(result.to_dicts(), allow_nan=False))
     assert [d["text"] for d in dicts] == result.texts
     assert set(dicts[0]) >= {"tokens", "log_prob", "log_probs", "ended_by", "seconds", "info"}
     assert all(repr(text) in repr(result) for text in result.texts[:3])
-    assert "log_probs" not in decoder(PROMPTS[:4])[0].to_dict()
+    plain = decoder(PROMPTS, seed=0)
+    assert plain.texts == result.texts and "log_probs" not in plain[0].to_dict()
+    assert np.all(np.isfinite(plain.info.per_row.log_prob_processed))
+    assert np.all(np.isnan(plain.info.per_row.log_prob))  # not requested
+
+
+def test_numbers_have_one_name_each(decoder):
+    result = decoder(["ba de", "ki"], seed=0)
+    info = result.info
+    shown = dict(part.split("=") for part in repr(info)[len("RunInfo(") : -1].split(", "))
+    assert shown == {name: str(getattr(info, name)) for name in shown}
+    assert info.summary() == {name: getattr(info, name) for name in shown}
+    assert info.tokens_per_verifier_call == info.emitted / info.verifier_calls
+    for row, told in zip(result, result.to_dicts(), strict=True):
+        assert told["info"].keys() >= set(results.COUNTS)
+        for name in told["info"].keys() - {"calls"}:
+            assert getattr(row.info, name).tolist() == told["info"][name]
+    for name in results.COUNTS:
+        assert getattr(info, name) == sum(getattr(row.info, name) for row in result)
 
 
 def test_a_draft_limit_is_each_rows_own(pair):
@@ -101,27 +95,6 @@ def test_a_draft_limit_is_each_rows_own(pair):
     assert [int(np.flatnonzero(counts).max()) for counts in rows.drafted_lengths] == [0, 1, 3, 0]
     # Nobody drafts: the drafter makes no pass.
     assert not decoder(PROMPTS[:4], draft_limit=0).info.per_row.drafter_calls.any()
-
-
-def test_the_totals_are_what_is_shown(decoder):
-    shown = repr(decoder(["ba de", "ki"], seed=0).info)
-    assert shown.startswith("RunInfo(rows=2, emitted=") and "tokens_per_verifier_call=" in shown
-    assert "array" not in shown
-
-
-def test_numbers_have_one_name_each(decoder):
-    result = decoder(["ba de", "ki"], seed=0)
-    info = result.info
-    shown = dict(part.split("=") for part in repr(info)[len("RunInfo(") : -1].split(", "))
-    assert shown == {name: str(getattr(info, name)) for name in shown}
-    assert info.summary() == {name: getattr(info, name) for name in shown}
-    for row, told in zip(result, result.to_dicts(), strict=True):
-        assert told["info"].keys() >= set(results.COUNTS)
-        for name, value in told["info"].items():
-            if name != "calls":
-                assert getattr(row.info, name).tolist() == value
-    for name in results.COUNTS:
-        assert getattr(info, name) == sum(getattr(row.info, name) for row in result)
 
 
 def test_compilation_is_told_apart(pair):
@@ -187,15 +160,16 @@ def test_ids_and_seeds_per_row_fix_the_random_streams(decoder):
 
 
 def test_options_per_row_are_each_rows_own(decoder):
-    per_row = decoder(
-        PROMPTS[:4], sampling=Sampling([0.0, 0.5, 1.0, 1.0]), max_new_tokens=[12, 3, 12, 1], seed=1
-    )
-    for temperature, limit, row in ((0.0, 12, 0), (0.5, 3, 1), (1.0, 12, 2), (1.0, 1, 3)):
+    temperatures, limits = [0.0, 0.5, 1.0, 1.0], [12, 3, 12, 1]
+    options = {"sampling": Sampling(temperatures), "max_new_tokens": limits}
+    per_row = decoder(PROMPTS[:4], **options, seed=1)
+    for row, (temperature, limit) in enumerate(zip(temperatures, limits, strict=True)):
         alike = decoder(PROMPTS[:4], sampling=Sampling(temperature), max_new_tokens=limit, seed=1)
         np.testing.assert_array_equal(alike.tokens[row], per_row.tokens[row])
-    greedy = decoder(PROMPTS[:4], sampling=Sampling(0.0), seed=1)
-    np.testing.assert_array_equal(greedy.tokens[0], per_row.tokens[0])
-    assert per_row.info.per_row.emitted[3] == 1
+    # Numbers may be numpy's or jax's, and prompts come from anything in order.
+    whole = decoder(PROMPTS, seed=3, max_new_tokens=5)
+    same(whole, decoder((p for p in PROMPTS), seed=np.uint32(3), max_new_tokens=np.int64(5)))
+    same(whole, decoder(np.array(PROMPTS), seed=jax.numpy.int32(3), max_new_tokens=5))
 
 
 def test_a_rules_strengths_may_be_the_calls_or_each_rows_own(pair, decoder):
@@ -214,18 +188,6 @@ def test_a_rules_strengths_may_be_the_calls_or_each_rows_own(pair, decoder):
         own(PROMPTS[:3])
 
 
-def test_rows_that_refill_slots_bring_their_strengths():
-    prompts = [f"p {i}" for i in range(30)]
-    strengths = np.where(np.arange(30) % 3, -0.9, 1.0)
-    mixed = tabular_decoder()(prompts, rule=rules.OPT(strengths), seed=4)
-    low, high = (tabular_decoder()(prompts, rule=rules.OPT(x), seed=4) for x in (-0.9, 1.0))
-    assert low.texts != high.texts
-    for start, other in ((0, high), (1, low), (2, low)):
-        picked = list(range(start, 30, 3))
-        same(pick(mixed, picked), pick(other, picked))
-    same(mixed, tabular_decoder(mesh=True)(prompts, rule=rules.OPT(strengths), seed=4))
-
-
 def test_lossless_greedy_is_the_verifiers_own_and_a_model_may_decode_alone(pair):
     lossless = specjax.Decoder(
         pair, rule=rules.Lossless(), max_draft=1, sampling=Sampling(0.0), **SHAPE
@@ -234,6 +196,7 @@ def test_lossless_greedy_is_the_verifiers_own_and_a_model_may_decode_alone(pair)
     assert lossless(PROMPTS).texts == alone.texts
     assert alone.info.tokens_per_verifier_call == 1.0
     assert np.isnan(alone.info.acceptance_rate)
+    assert json.loads(json.dumps(alone.info.summary(), allow_nan=False))["acceptance_rate"] is None
 
 
 def test_top_k_and_top_p_of_nearly_nothing_are_greedy(pair):
@@ -247,20 +210,14 @@ def test_top_k_and_top_p_of_nearly_nothing_are_greedy(pair):
     assert mixed.texts[2:] != greedy.texts[2:]
 
 
-def test_stream_yields_every_row_once_and_the_same(decoder):
+def test_rows_come_when_they_are_finished(pair, decoder):
     whole = decoder(PROMPTS, seed=5)
-    streamed = list(decoder.stream(PROMPTS, seed=5))
-    assert sorted(streamed) == list(enumerate(whole.texts))
-    rest = list(decoder.rows(PROMPTS, seed=5, done={0, 2, 3}))
-    assert sorted(row.index for row in rest) == [1, 4, 5]
-    assert all(row.text == whole.texts[row.index] for row in rest)
-
-
-def test_rows_come_before_their_batch_ends(pair):
-    decoder = specjax.Decoder(pair.verifier, **SHAPE)
-    rows = decoder.rows(PROMPTS[:4], sampling=Sampling(0.0), max_new_tokens=[12, 1, 12, 12])
-    assert next(rows).index == 1
-    assert len(list(rows)) == 3
+    assert sorted(decoder.stream(PROMPTS, seed=5)) == list(enumerate(whole.texts))
+    rest = {row.index: row.text for row in decoder.rows(PROMPTS, seed=5, done={0, 2, 3})}
+    assert rest == {i: whole.texts[i] for i in (1, 4, 5)}
+    alone = specjax.Decoder(pair.verifier, **SHAPE)
+    rows = alone.rows(PROMPTS[:4], sampling=Sampling(0.0), max_new_tokens=[12, 1, 12, 12])
+    assert next(rows).index == 1 and len(list(rows)) == 3
 
 
 @pytest.fixture(scope="module")
@@ -333,15 +290,18 @@ def test_rows_are_independent_whatever_jaxs_default_generator_is(default):
 
 def test_rows_that_refill_slots_are_as_in_a_batch_of_their_own():
     prompts = [f"p {'y' * (i % 7)}{i}" for i in range(37)]
-    refilled = tabular_decoder()(prompts, seed=4)
-    streamed = dict(tabular_decoder().stream(prompts, seed=4))
-    assert [streamed[i] for i in range(37)] == refilled.texts
+    strengths = np.where(np.arange(37) % 3, -0.9, 1.0)
+    options = {"rule": rules.OPT(strengths), "seed": 4}
+    refilled = tabular_decoder()(prompts, **options)
+    assert sorted(tabular_decoder().stream(prompts, **options)) == list(enumerate(refilled.texts))
     for start in range(0, 37, 8):
         ids = list(range(start, min(start + 8, 37)))
-        own = tabular_decoder()([prompts[i] for i in ids], seed=4, ids=ids)
+        options["rule"] = rules.OPT(strengths[ids])
+        own = tabular_decoder()([prompts[i] for i in ids], ids=ids, **options)
         same(pick(refilled, ids), own)
-    on_mesh = tabular_decoder(mesh=True)(prompts, seed=4)
-    same(refilled, on_mesh)
+    options["rule"] = rules.OPT(strengths)
+    same(refilled, tabular_decoder(mesh=True)(prompts, **options))
+    assert tabular_decoder()(prompts, seed=4).texts != refilled.texts
 
 
 def test_token_ids_and_chats_are_prompts(decoder):
@@ -365,12 +325,6 @@ def test_a_long_prompt_is_cut_only_at_a_known_end(decoder):
     for prompt in (long, long[:5]):
         with pytest.raises(ValueError, match="truncate must be None, 'end' or 'beginning', got 's"):
             decoder.encode(prompt, truncate="start")
-
-
-def test_prompts_come_from_any_iterable_and_numbers_from_numpy(decoder):
-    whole = decoder(PROMPTS, seed=3, max_new_tokens=5)
-    same(whole, decoder((p for p in PROMPTS), seed=np.uint32(3), max_new_tokens=np.int64(5)))
-    same(whole, decoder(np.array(PROMPTS), seed=jax.numpy.int32(3), max_new_tokens=5))
 
 
 @traced_dataclass
@@ -397,16 +351,8 @@ def test_a_rule_that_reads_the_verifier_alone_needs_no_drafter(pair):
     np.testing.assert_allclose(sharp.info.per_row.log_prob_target, 0.0, atol=1e-3)
     plain = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS, seed=1)
     same(plain, specjax.Decoder(pair.verifier, rule=rules.Lossless(), **SHAPE)(PROMPTS, seed=1))
-    assert decoder(PROMPTS, seed=1, rule=Sharper(np.float32(1.0))).texts != sharp.texts
-
-
-def test_a_strength_may_be_a_plain_number(pair):
-    """In a rule of one's own, whose class does not convert it."""
-    decoder = specjax.Decoder(pair.verifier, rule=Sharper(2.0), **SHAPE)
-    same(
-        decoder(PROMPTS, seed=1),
-        specjax.Decoder(pair.verifier, rule=Sharper(np.float32(2.0)), **SHAPE)(PROMPTS, seed=1),
-    )
+    # A rule of one's own need not convert its strength.
+    assert decoder(PROMPTS, seed=1, rule=Sharper(1.0)).texts != sharp.texts
 
 
 def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_path):
@@ -415,15 +361,26 @@ def test_different_vocabularies_are_refused_before_arrays_are_read(paths, tmp_pa
     (other / "model.safetensors").write_bytes((paths["drafter"] / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match="drafter and verifier have different tokenizers") as error:
         specjax.load_pair(drafter=other, verifier=paths["verifier"])
-    assert "\n" not in str(error.value)
     first = load_tokenizer(other), load_tokenizer(paths["verifier"])
     i = next(i for i in range(24) if first[0].token(i) != first[1].token(i))
     assert f"token {i} is {first[0].token(i)!r} and {first[1].token(i)!r}" in str(error.value)
 
 
-@pytest.fixture(scope="module")
-def padded_paths(paths, tmp_path_factory):
-    """The pair with rows in the embeddings that are no tokens; random ones would be drawn."""
+def test_other_special_ids_give_a_warning(tmp_path):
+    paths = tiny_pair.write_pair(tmp_path)
+    specjax.load_pair(**paths)  # the same: no warning
+    for file in ("config.json", "generation_config.json"):
+        if (path := paths["drafter"] / file).exists():
+            values = json.loads(path.read_text()) | {"eos_token_id": [1, 5]}
+            path.write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match="the drafter ends texts with .*5.*, the verifier with"):
+        pair = specjax.load_pair(**paths)
+    assert pair.verifier.tokenizer.eos_ids != pair.drafter.tokenizer.eos_ids
+
+
+@pytest.mark.parametrize("mesh", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, tmp_path, mesh):
+    """Rows in the embeddings that are no tokens: random ones would be drawn."""
     found = {}
     for name, size in {"drafter": 32, "verifier": 27}.items():
         loaded = load_model(paths[name])
@@ -438,38 +395,18 @@ def padded_paths(paths, tmp_path_factory):
         params["token_embedder"]["embedding"] = embedding
         params["decoder"]["logits_dense"]["kernel"] = head
         config = loaded.config.replace(vocab_size=size)
-        place = tmp_path_factory.mktemp("padded") / name
-        found[name] = save_model(place, config, params, tokenizer_from=paths[name])
-    return found
-
-
-def test_embeddings_padded_to_different_sizes_are_one_vocabulary(paths, padded_paths):
-    pair = specjax.load_pair(**padded_paths)
-    assert pair.verifier.model.vocab_size == pair.drafter.model.vocab_size == 24
+        found[name] = save_model(tmp_path / name, config, params, tokenizer_from=paths[name])
+    pair = specjax.load_pair(**found, mesh=partitioning.make_mesh(4, 2) if mesh else None)
     usual = specjax.load_pair(**paths)
-    prompts = tiny_pair.sentences(6, seed=3)
-    options = {"rule": rules.OPT(0.3), "max_draft": 3, "max_new_tokens": 12}
-    mixed = Sampling(np.array([0.0, 1.0] * 3, np.float32))
-    found, expected = (
-        specjax.Decoder(models, **options)(prompts, seed=4, sampling=mixed)
-        for models in (pair, usual)
-    )
-    assert found.texts == expected.texts
+    assert pair.verifier.model.vocab_size == pair.drafter.model.vocab_size == 24
     assert pair.fingerprint != usual.fingerprint
-
-
-@pytest.mark.exhaustive
-def test_padded_embeddings_may_be_on_a_mesh_and_in_a_cascade(paths, padded_paths):
-    pair, usual = specjax.load_pair(**padded_paths), specjax.load_pair(**paths)
-    spread = specjax.load_pair(**padded_paths, mesh=partitioning.make_mesh(4, 2))
-    prompts = tiny_pair.sentences(6, seed=3)
-    options = {"sampling": Sampling(0.0), "max_draft": 3, "max_new_tokens": 12, "batch_size": 8}
-    found, expected = (specjax.Decoder(models, **options)(prompts) for models in (spread, usual))
-    assert found.texts == expected.texts
-    cascade = specjax.drafting.Cascade([[1, 1], [0, 2]], models=("drafter", paths["drafter"]))
-    del options["max_draft"]
-    found = specjax.Decoder(pair, drafting=cascade, **options)(prompts)
-    assert found.texts == expected.texts
+    mixed = Sampling(0.0 if mesh else np.array([0.0, 1.0] * 3, np.float32))
+    options = {"rule": rules.OPT(0.3), "max_draft": 3, "max_new_tokens": 12, "batch_size": 8}
+    texts = [
+        specjax.Decoder(models, **options)(PROMPTS, seed=4, sampling=mixed).texts
+        for models in (pair, usual)
+    ]
+    assert texts[0] == texts[1]
 
 
 def test_without_paths_it_is_the_built_in_pair(paths, monkeypatch):
@@ -523,43 +460,20 @@ def test_descriptions_tell_settings_apart(pair):
     ]
     assert len({described(**each) for each in settings}) == len(settings)
     before = described()
+    named = {"drafter": pair.drafter.fingerprint, "verifier": pair.verifier.fingerprint}
+    assert json.loads(before)["models"] == named
     with jax.default_matmul_precision("highest"):
         assert described() != before
     with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
         assert described() != before
 
 
-def test_descriptions_tell_drafters_apart_by_their_weights(pair):
-    small = pair.drafter
-    changed = specjax.TextModel(
-        small.model, jax.tree.map(lambda x: -x, small.params), small.tokenizer
-    )
-    other = specjax.Pair(changed, pair.verifier)
-    first, second = (specjax.Decoder(models).describe() for models in (pair, other))
-    assert first["models"]["verifier"] == second["models"]["verifier"]
-    assert first["models"].pop("drafter") != second["models"].pop("drafter")
-    assert first == second
-
-
-def test_a_pair_lies_on_one_mesh():
-    mesh = partitioning.make_mesh(data=8)
-    with pytest.raises(ValueError, match="different meshes"):
-        specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2, mesh=mesh))
-
-
-CHILD = """
-import specjax, jax
-from tests import tiny_pair
-before = dict(jax.config.values)
-decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=4, batch_size=2)
-decoder(["a"]); decoder(["b"])
-assert dict(jax.config.values) == before
-"""
-
-
-def test_decoding_changes_no_setting_of_jax():
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
-    assert not done.stdout and not done.stderr
+def test_decoding_changes_no_setting_of_jax(capfd):
+    before = dict(jax.config.values)
+    decoder = specjax.Decoder(tiny_pair.tabular(1), max_new_tokens=4, batch_size=2)
+    assert decoder(["a"]).texts and decoder(["b"]).texts
+    assert dict(jax.config.values) == before
+    assert capfd.readouterr() == ("", "")
 
 
 def test_progress_counts_every_row_once(decoder, monkeypatch):
@@ -590,9 +504,3 @@ def test_progress_counts_every_row_once(decoder, monkeypatch):
     next(abandoned)
     abandoned.close()
     assert bars[-1].closed and bars[-1].seen < len(PROMPTS)
-
-
-def test_summary_is_json(pair, decoder):
-    assert json.loads(json.dumps(decoder(PROMPTS[:4]).info.summary()))["rows"] == 4
-    alone = specjax.Decoder(pair.verifier, **SHAPE)(PROMPTS).info.summary()
-    assert json.loads(json.dumps(alone, allow_nan=False))["acceptance_rate"] is None

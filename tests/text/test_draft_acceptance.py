@@ -87,6 +87,8 @@ def test_the_plot_has_both():
     assert [bar.get_height() for bar in lengths.patches] == pytest.approx([0.5, 0.25, 0.25])
     # Legible without colours.
     assert all(len(set(bar.get_facecolor()[:3])) == 1 for bar in lengths.patches)
+    # A notebook shows it, without pyplot.
+    assert lengths.figure._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("longest", [10, 24])
@@ -102,44 +104,39 @@ def test_no_number_of_the_plot_stands_over_another(longest):
         assert len(axis.get_xticks()) > 3
 
 
-def test_a_notebook_shows_the_plot_without_pyplot():
-    info, *_ = by_draft([(2, 2), (2, 1)])
-    assert DraftAcceptance.of([info]).plot()._repr_png_().startswith(b"\x89PNG")
+BILD = rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(20.0))
+METHODS = {
+    "chain": {"max_draft": 3},
+    "tree": {"drafting": specjax.drafting.Tree(depth=3, width=2)},
+    "bild": {"method": specjax.decoding.BiLDCascade(3), "rule": BILD},
+    "token cascade": {"method": specjax.decoding.TokenCascade(3), "rule": rules.Chow(1.0)},
+    "alone": {},
+}
 
 
-@pytest.mark.parametrize("max_new", [1, 2, 3, 12])
-@pytest.mark.parametrize("name", ["chain", "tree", "bild", "token cascade", "alone"])
-def test_no_more_tokens_are_accepted_than_emitted(name, max_new):
+@pytest.mark.parametrize("name", METHODS)
+def test_no_more_tokens_are_accepted_than_emitted(name):
     verifier = tiny_pair.tabular(1)
     pair = specjax.Pair(drafter=verifier, verifier=verifier)  # all drafts are accepted
-    parts = {
-        "chain": {"max_draft": 3},
-        "tree": {"drafting": specjax.drafting.Tree(depth=3, width=2)},
-        "bild": {
-            "method": specjax.decoding.BiLDCascade(3),
-            "rule": rules.FallbackRollback(rules.Chow(1.0), rules.BiLD(20.0)),
-        },
-        "token cascade": {"method": specjax.decoding.TokenCascade(3), "rule": rules.Chow(1.0)},
-        "alone": {},
-    }[name]
     models = verifier if name == "alone" else pair
-    decoder = specjax.Decoder(models, **parts, **SHAPE)
-    result = decoder(["a", "b", "c"], seed=1, max_new_tokens=max_new)
-    info = result.info
-    assert info.accepted <= info.emitted and info.accepted == info.summary()["accepted"]
-    records = [{"info": row.info.to_dict(), "ended_by": row.ended_by} for row in result]
-    totals = predictions.totals(records)
-    assert totals["accepted"] == info.accepted
-    for counts in (info.summary(), totals):
-        judged = counts["accepted"] + counts["accepted_past_end"]
-        assert judged == result.acceptance.accepted_tokens
-        rate = judged / counts["drafted"] if counts["drafted"] else None
-        assert counts["acceptance_rate"] == rate
-    if name in ("chain", "tree"):
-        assert info.acceptance_rate == 1.0
-        # Each round but a last one that is cut ends with a token of the verifier.
-        whole = sum(int(row.info.emitted) % 4 == 0 for row in result)
-        assert info.accepted == info.emitted - (info.rounds - len(result)) - whole
+    decoder = specjax.Decoder(models, **METHODS[name], **SHAPE)
+    for max_new in (1, 2, 3, 12):
+        result = decoder(["a", "b", "c"], seed=1, max_new_tokens=max_new)
+        info = result.info
+        assert info.accepted <= info.emitted and info.accepted == info.summary()["accepted"]
+        records = [{"info": row.info.to_dict(), "ended_by": row.ended_by} for row in result]
+        totals = predictions.totals(records)
+        assert totals["accepted"] == info.accepted
+        for counts in (info.summary(), totals):
+            judged = counts["accepted"] + counts["accepted_past_end"]
+            assert judged == result.acceptance.accepted_tokens
+            rate = judged / counts["drafted"] if counts["drafted"] else None
+            assert counts["acceptance_rate"] == rate
+        if name in ("chain", "tree"):
+            assert info.acceptance_rate == 1.0
+            # Each round but a last one that is cut ends with a token of the verifier.
+            whole = sum(int(row.info.emitted) % 4 == 0 for row in result)
+            assert info.accepted == info.emitted - (info.rounds - len(result)) - whole
 
 
 def test_a_tree_has_a_bar_per_node():

@@ -8,27 +8,25 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import partitioning, rules, verification
+from specjax import partitioning, rules
 from specjax.compilation import compile_seconds
 from specjax.decoding import Method
 from specjax.text import engine as engines
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.tiny_pair import finished_rows
 from tests.variants import variants
+
+SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (16,)}
+PAIR = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
 
 
 @pytest.fixture(scope="module")
 def decoder():
-    return specjax.Decoder(
-        _pair(), rule=rules.OPT(0.1), max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16,)
-    )
+    return specjax.Decoder(PAIR, rule=rules.OPT(0.1), max_draft=3, **SHAPE)
 
 
-def _pair():
-    return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
-
-
-def _request(decoder, text, number, **options):
+def _request(text, number, **options):
     return specjax.Request(text, seed=5, id=number, **options)
 
 
@@ -40,12 +38,13 @@ def expected(decoder):
     return decoder(TEXTS, seed=5)
 
 
-def _check(finished, expected, texts=TEXTS):
+def _check(finished, expected):
     for row in finished:
         want = expected[row.index]
         np.testing.assert_array_equal(row.tokens, want.tokens)
-        assert row.text == want.text and row.eos_id == want.eos_id
-        assert row.ended_by == want.ended_by and row.seconds > 0.0
+        for name in ("text", "eos_id", "ended_by"):
+            assert getattr(row, name) == getattr(want, name)
+        assert row.seconds > 0.0
 
 
 def _steps(engine, streams):
@@ -56,33 +55,24 @@ def _steps(engine, streams):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_requests_may_arrive_while_others_run(decoder, expected, streams):
-    engine = decoder.engine(prompt_length=16, rows=4, refill=1)
+def test_requests_come_and_go_while_others_run(decoder, expected, streams):
+    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     assert engine.step() == [] and engine.unfinished == 0
-    waiting, finished = list(range(11)), []
+    assert "2 rows with prompts of 16" in repr(engine) and "0 running, 0 waiting" in repr(engine)
+    waiting, finished, dropped = list(range(11)), [], set()
     while waiting or engine.unfinished:
         # Two more between any two steps.
-        for _ in range(min(2, len(waiting))):
-            place = waiting.pop(0)
-            assert engine.add(_request(decoder, TEXTS[place], place)) == place
+        for place in waiting[:2]:
+            assert engine.add(_request(TEXTS[place], place)) == place
+        waiting = waiting[2:]
         finished += _steps(engine, streams)
-    assert sorted(row.index for row in finished) == list(range(11))
-    _check(finished, expected)
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_request_can_be_dropped(decoder, expected, streams):
-    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
-    for place in range(6):
-        engine.add(_request(decoder, TEXTS[place], place))
-    finished = _steps(engine, streams)
-    running = {0, 1, 2} - {row.index for row in finished}
-    dropped = {max(running), 5}  # one runs, one waits
-    assert all(engine.abort(request) for request in dropped)
-    assert not any(engine.abort(request) for request in [*dropped, 99])
-    while engine.unfinished:
-        finished += _steps(engine, streams)
-    assert {row.index for row in finished} == set(range(6)) - dropped
+        if len(waiting) == 3:
+            running, *_, last = engine.unfinished_requests
+            assert "0 running" not in repr(engine) and "0 waiting" not in repr(engine)
+            dropped = {running, last}
+            assert all(engine.abort(index) for index in dropped)
+            assert not any(engine.abort(index) for index in [*dropped, 99])
+    assert sorted(row.index for row in finished) == sorted({*range(11)} - dropped)
     _check(finished, expected)
 
 
@@ -98,7 +88,7 @@ def test_a_stream_starts_a_run_before_it_reads_the_last(decoder, monkeypatch):
     for every in (None, 1, 3):
         engine = decoder.engine(prompt_length=16, rows=4, refill=2, log_probs=True, sources=True)
         for number, text in enumerate(TEXTS):
-            engine.add(_request(decoder, text, number))
+            engine.add(_request(text, number))
         events.clear()
         added = sorted(engine.added(every), key=lambda one: one.index)
         rows.append([one.row for one in added if one.row is not None])
@@ -112,59 +102,6 @@ def test_a_stream_starts_a_run_before_it_reads_the_last(decoder, monkeypatch):
             np.testing.assert_array_equal(row.log_probs, step.log_probs)
 
 
-def test_settings_are_each_requests_own(decoder):
-    engine = decoder.engine(prompt_length=16, rows=2)
-    engine.add(_request(decoder, "a", 0, rule=rules.OPT(-0.9), draft_limit=0))
-    engine.add(_request(decoder, "b", 1, sampling=Sampling(0.0)))
-    rows = {}
-    while engine.unfinished:
-        rows |= {row.index: row for row in engine.step(until_empty=True)}
-    want = decoder(["a", "b"], seed=5, rule=rules.OPT([-0.9, 0.1]), sampling=Sampling([1.0, 0.0]),
-                   draft_limit=[0, 3])  # fmt: skip
-    _check(rows.values(), want)
-    assert not rows[0].info.drafted
-
-
-def test_an_engine_goes_on_after_a_refusal():
-    decoder = specjax.Decoder(
-        _pair(), verification=verification.GreedyBlock(), max_draft=3, max_new_tokens=12,
-        batch_size=2, buckets=(16,),
-    )  # fmt: skip
-    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
-    engine.add(_request(decoder, TEXTS[0], 0))
-    for bad in ({"draft_limit": 2}, {"max_new_tokens": 0}, {"seed": None}):
-        options = {"max_new_tokens": 5} | bad
-        with pytest.raises(ValueError, match="^(draft_limit|max_new_tokens|seed) must be"):
-            engine.add(specjax.Request(decoder.encode("x"), **options))
-    engine.add(_request(decoder, TEXTS[1], 1, draft_limit=3))
-    finished = []
-    while engine.unfinished:
-        finished += engine.step()
-    assert sorted(row.index for row in finished) == [0, 1]
-    _check(finished, decoder(TEXTS[:2], seed=5))
-
-
-def test_an_engine_fits_its_mesh():
-    mesh = partitioning.make_mesh(data=8)
-    pair = specjax.Pair(*(tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)))
-    decoder = specjax.Decoder(pair, max_draft=3, max_new_tokens=12, batch_size=4, buckets=(16,))
-    engine = decoder.engine(prompt_length=16)
-    for i in range(9):  # one more than the slots, which are rounded up to the devices
-        engine.add(_request(decoder, TEXTS[i], i))
-    rows = []
-    while engine.unfinished:
-        rows += engine.step()
-    assert sorted(row.index for row in rows) == list(range(9))
-    _check(rows, decoder(TEXTS, seed=5))
-
-
-def _rows(engine):
-    rows = {}
-    while engine.unfinished:
-        rows |= {(row.index, row.sample): row for row in engine.step()}
-    return rows
-
-
 @pytest.mark.parametrize("samples", [1, 2])
 def test_equal_requests_differ_unless_they_have_one_id(decoder, samples):
     engine = decoder.engine(prompt_length=16, rows=4, num_samples=samples)
@@ -172,13 +109,40 @@ def test_equal_requests_differ_unless_they_have_one_id(decoder, samples):
         assert engine.add(specjax.Request("a", seed=5)) is not None
     for _ in range(2):
         engine.add(specjax.Request("a", seed=5, id=7))
-    rows = _rows(engine)
+    rows = finished_rows(engine)
     texts = [rows[i, j].tokens.tolist() for i in range(5) for j in range(samples)]
     assert len(set(map(tuple, texts[: 3 * samples]))) == 3 * samples
     assert texts[3 * samples : 4 * samples] == texts[4 * samples :]
     # They are the rows of a call with the same prompts.
     want = decoder(["a"] * 3, seed=5, num_samples=samples)
     assert texts[: 3 * samples] == [row.tokens.tolist() for row in want]
+
+
+def test_settings_are_each_requests_own(decoder):
+    engine = decoder.engine(prompt_length=16, rows=2, log_probs=True)
+    engine.add(_request("a", 0, rule=rules.OPT(-0.9), draft_limit=0, log_probs=False))
+    for bad in ({"draft_limit": 4}, {"max_new_tokens": 0}, {"seed": None}):
+        with pytest.raises(ValueError, match=f"^{next(iter(bad))} must be"):
+            engine.add(specjax.Request("x", **bad))
+    engine.add(_request("b", 1, sampling=Sampling(0.0), log_probs=True))
+    rows = {row.index: row for row in engine.step(until_empty=True)}
+    options = {"rule": rules.OPT([-0.9, 0.1]), "sampling": Sampling([1.0, 0.0])}
+    _check(rows.values(), decoder(["a", "b"], seed=5, draft_limit=[0, 3], **options))
+    assert len(rows) == 2 and not rows[0].info.drafted
+    assert rows[0].log_probs is None is not rows[1].log_probs
+    assert "log_probs" not in rows[0].to_dict()
+
+
+def test_an_engine_fits_its_mesh():
+    mesh = partitioning.make_mesh(data=8)
+    pair = specjax.Pair(*(tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)))
+    decoder = specjax.Decoder(pair, max_draft=3, **SHAPE)
+    engine = decoder.engine(prompt_length=16)
+    for i in range(9):  # one more than the slots, which are rounded up to the devices
+        engine.add(_request(TEXTS[i], i))
+    rows = finished_rows(engine)
+    assert len(rows) == 9
+    _check(rows.values(), decoder(TEXTS, seed=5))
 
 
 class Hooked:
@@ -241,7 +205,7 @@ ENDS = [(*end, stream) for end in ENDS for stream in (False, True)]
 def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(monkeypatch, end):
     stop, error, stream = end
     decoder = specjax.Decoder(
-        _pair(), rule=Hooked(), max_draft=3, max_new_tokens=12, batch_size=2, buckets=(16,)
+        PAIR, rule=Hooked(), max_draft=3, max_new_tokens=12, batch_size=2, buckets=(16,)
     )
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     for text in TEXTS[:5]:
@@ -264,19 +228,9 @@ def test_an_engine_that_was_ended_says_so_and_gives_its_requests_back(monkeypatc
             use()
     places = [(again.add(request), i) for i, request in given.items()]
     assert engine.abort(places[-1][1]) and "ended by" in repr(engine)
-    found = _rows(again)
+    found = finished_rows(again)
     rows |= {(i, 0): found[new, 0] for new, i in places}
     assert [rows[i, 0].tokens.tolist() for i in range(5)] == [x.tolist() for x in want.tokens]
-
-
-def test_an_engine_shows_its_shape_and_its_rows(decoder):
-    engine = decoder.engine(prompt_length=16, rows=2, refill=1)
-    for text in TEXTS[:4]:
-        engine.add(specjax.Request(text))
-    assert "2 rows with prompts of 16" in repr(engine) and "0 running, 4 waiting" in repr(engine)
-    engine.step()
-    assert list(engine.unfinished_requests.values())[-1].prompt == TEXTS[3]
-    assert "0 waiting" not in repr(engine) and "ended" not in repr(engine)
 
 
 METHODS = {
@@ -292,7 +246,7 @@ METHODS = {
 
 
 def _own(name, **options):
-    models = tiny_pair.tabular(1) if name == "alone" else _pair()
+    models = tiny_pair.tabular(1) if name == "alone" else PAIR
     return specjax.Decoder(
         models, **METHODS[name], max_new_tokens=60, batch_size=3, buckets=(8, 16), **options
     )
@@ -343,25 +297,13 @@ def test_new_stop_strings_compile_nothing_and_take_no_room(monkeypatch):
     for number in range(60):
         engine.add(specjax.Request("a", stop=(f"never {number}",), max_new_tokens=3))
         if number == 8:  # slots have been filled again
-            _rows(engine)
+            finished_rows(engine)
             compiled = compile_seconds()
         if number % 3 == 2:
-            _rows(engine)
+            finished_rows(engine)
     assert compile_seconds() == compiled
     assert engine._blocks.table.shape[0] <= 64
     assert len(reads) <= 1
-
-
-def test_a_streamed_request_has_its_own_stop_strings():
-    decoder = _own("chain")
-    engine = decoder.engine(prompt_length=16, rows=3)
-    for place, strings in enumerate(_stops(decoder, 5)):
-        engine.add(specjax.Request(TEXTS[place % 4], seed=5, stop=strings))
-    texts, rows = dict.fromkeys(range(5), ""), {}
-    for added in engine.added(1):
-        texts[added.index] += added.text
-        rows |= {} if added.row is None else {added.index: added.row.text}
-    assert texts == rows
 
 
 @pytest.mark.parametrize("of_engine", [1, 2])
@@ -371,8 +313,8 @@ def test_each_request_has_its_own_number_of_samples(of_engine, of_request):
     engine = decoder.engine(prompt_length=16, rows=4, num_samples=of_engine)
     for text in TEXTS[:2]:
         engine.add(specjax.Request(text, seed=5, num_samples=of_request))
-    rows, count = _rows(engine), of_request or of_engine
-    four = specjax.Decoder(_pair(), max_draft=3, max_new_tokens=60, batch_size=4, buckets=(16,))
+    rows, count = finished_rows(engine), of_request or of_engine
+    four = specjax.Decoder(PAIR, max_draft=3, max_new_tokens=60, batch_size=4, buckets=(16,))
     want = four(TEXTS[:2], seed=5, num_samples=count)
     assert sorted(rows) == [(row.index, row.sample) for row in want]
     for row in want:
@@ -387,13 +329,13 @@ def test_a_request_whose_samples_were_returned_in_part_gives_all_of_them_again(m
     assert 0 < len(rows) < 4
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         _in_tokenizer(patched, KeyboardInterrupt())
-        _rows(engine)
+        finished_rows(engine)
     with pytest.raises(ValueError, match="several samples gives all of them again, so keep"):
         engine.step()
     again = decoder.engine(prompt_length=16, rows=3, refill=1)
     (request,) = engine.unfinished_requests.values()
     again.add(request)
-    others = _rows(again)
+    others = finished_rows(again)
     assert len(others) == 4
     for key, row in rows.items():
         np.testing.assert_array_equal(others[key].tokens, row.tokens)
@@ -406,24 +348,14 @@ def test_requests_of_unequal_numbers_of_samples_share_no_id():
         engine.add(specjax.Request("a", seed=5, num_samples=count))
     ids = [row.id for row in engine.unfinished_requests.values()]
     assert ids == [0, 1, 8, 5, 12]
-    rows = _rows(engine)
+    rows = finished_rows(engine)
     assert len({tuple(row.tokens.tolist()) for row in rows.values()}) == len(rows) == sum(samples)
-
-
-def test_a_request_may_leave_out_log_probabilities():
-    decoder = _own("chain")
-    engine = decoder.engine(prompt_length=16, rows=3, log_probs=True)
-    for choice in (None, True, False):
-        engine.add(specjax.Request("a", log_probs=choice))
-    rows = _rows(engine)
-    assert [rows[i, 0].log_probs is None for i in range(3)] == [False, False, True]
-    assert "log_probs" not in rows[2, 0].to_dict()
 
 
 @pytest.mark.parametrize("name", variants(["chain", "encoder"], "chain"))
 def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, pair, name):
     if name == "chain":
-        decoder = specjax.Decoder(_pair(), max_new_tokens=60, batch_size=3, buckets=(4, 8, 16))
+        decoder = specjax.Decoder(PAIR, max_new_tokens=60, batch_size=3, buckets=(4, 8, 16))
     else:  # its cache has the prompt's length
         decoder = specjax.Decoder(pair, max_new_tokens=6, batch_size=3, buckets=(4, 8, 16))
     widths, init = [], type(decoder.method).init
@@ -445,7 +377,7 @@ def test_a_prompt_is_padded_to_its_own_bucket(monkeypatch, pair, name):
     rows = {}
     for length in lengths:
         engine.add(specjax.Request(np.full(length, 5, np.int32), seed=5))
-        rows |= _rows(engine)
+        rows |= finished_rows(engine)
     # The first fills both slots.
     assert widths == ([4, 8, 16, 16, 4, 8] if name == "chain" else [16] * 6)
     assert traced == [4, 16]
@@ -461,7 +393,7 @@ def test_several_threads_may_call_a_decoder_and_have_engines(decoder, expected):
         engine = decoder.engine(prompt_length=16, rows=4, refill=1)
         for text in TEXTS:
             engine.add(specjax.Request(text, seed=5))
-        rows = _rows(engine)
+        rows = finished_rows(engine)
         return [rows[i, 0].tokens for i in range(len(TEXTS))]
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -25,7 +25,7 @@ from tests.models.tiny import random_params
 from tests.training.toy import Numbers
 from tests.variants import variants
 
-EOS, ROWS = 1, 16_384
+EOS, ROWS = 1, 4_096
 
 
 class Letters(Numbers):
@@ -118,7 +118,7 @@ def test_the_law_is_the_verifiers(verification):
             out |= {(i, j): first[ids[i]] * second[ids[j]] for j in range(5)}
         return out
 
-    assert distance(found, law(verifier, range(5))) < 0.025
+    assert distance(found, law(verifier, range(5))) < 0.05
     assert distance(found, law(drafter, [0, 1, 4, 5, 2])) > 0.1
     accepted = result.info.accepted
     assert 0 < accepted < result.info.drafted
@@ -164,14 +164,15 @@ def test_special_tokens_are_matched_by_name_and_ends_by_what_they_end():
 def test_greedy_texts_of_a_real_pair_are_those_of_the_verifier(tmp_path):
     paths = tiny_pair.write_pair(tmp_path)
     tiny_pair.write_vocabulary(paths["drafter"], ["ba", "de", "ki", "lo", "sa", "te"])
-    with pytest.raises(ValueError, match="have different tokenizers"):
-        specjax.load_pair(**paths)
     pair = specjax.load_pair(**paths, translate_drafter=True)
     prompts = tiny_pair.sentences(6, seed=5)
     options = {"sampling": Sampling(0.0), "max_new_tokens": 12}
     together = specjax.Decoder(pair, max_draft=3, **options)(prompts)
     assert together.texts == specjax.Decoder(pair.verifier, **options)(prompts).texts
     assert together.info.drafted > 0
+    same = tiny_pair.shared_pair()  # needs no translation
+    config = specjax.load_pair(**same, translate_drafter=True).drafter.model.config
+    assert config == load_model(same["drafter"]).config
 
 
 @pytest.mark.exhaustive
@@ -214,23 +215,15 @@ def test_the_share_is_that_of_the_drafters_probability(capsys):
     assert not capsys.readouterr().err
 
 
-def test_models_that_share_no_token_are_refused():
-    nothing = tabular(1, Letters(["<pad>", "</s>", "x", "y"]))
-    with pytest.raises(ValueError, match="share no tokens: choose another drafter"):
-        translate(nothing, tabular(2, THEIRS))
-
-
-def test_tokens_without_texts_of_their_own_are_refused(monkeypatch):
+def test_tokens_that_are_not_shared_or_have_no_texts_are_refused(monkeypatch):
     def pieces(self):
         raise ValueError("joined by spaces")
 
-    other = Letters(["<pad>", "</s>", "a", "b", "c"])
-    monkeypatch.setattr(other, "pieces", pieces.__get__(other), raising=False)
-    with pytest.raises(ValueError, match="the drafter's tokens cannot be translated.*joined by sp"):
-        translate(tabular(1, other), tabular(2, THEIRS))
-
-
-def test_the_same_tokenizer_needs_no_translation():
-    paths = tiny_pair.shared_pair()
-    pair = specjax.load_pair(**paths, translate_drafter=True)
-    assert pair.drafter.model.config == load_model(paths["drafter"]).config
+    joined = Letters(["<pad>", "</s>", "a", "b", "c"])
+    monkeypatch.setattr(joined, "pieces", pieces.__get__(joined), raising=False)
+    for words, message in (
+        (Letters(["<pad>", "</s>", "x", "y"]), "share no tokens: choose another drafter"),
+        (joined, "the drafter's tokens cannot be translated.*joined by sp"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            translate(tabular(1, words), tabular(2, THEIRS))

@@ -10,7 +10,8 @@ import pytest
 
 import specjax
 from specjax import drafting, errors, processors, rules, testing, types, verification
-from specjax.drafting import Bigram
+from specjax.decoding import TokenCascade
+from specjax.drafting import Bigram, Branches, Cascade, Lookup, Tree
 from specjax.text import passes, stops
 from specjax.text.decoder import Decoder
 from specjax.text.setting import Setting, check_single
@@ -105,14 +106,12 @@ def load(**options):
 def cascade(**options):
     """Of the drafter and a model below it."""
     below = {"lengths": ((2, 2), (0, 2)), "models": ("drafter", tiny_pair.tabular(3))}
-    return lambda: Decoder(
-        pair(), drafting=specjax.drafting.Cascade(**{**below, **options}), **SHAPE
-    )
+    return lambda: Decoder(pair(), drafting=Cascade(**{**below, **options}), **SHAPE)
 
 
 def copying(**options):
     """With a cascade that ends in copies."""
-    plan = specjax.drafting.Cascade(((2, 2), (0, 2)), last=specjax.drafting.Lookup())
+    plan = Cascade(((2, 2), (0, 2)), last=Lookup())
     return decoder(drafting=plan, **options)
 
 
@@ -126,9 +125,9 @@ def larger():
     return specjax.TextModel(testing.TabularModel(300, 1), table, words, name="bigger")
 
 
-TOKENS = specjax.decoding.TokenCascade()
-TREE = specjax.drafting.Tree(depth=2, width=2)
-BRANCHES = specjax.drafting.Branches(("drafter", specjax.drafting.Lookup(copies=2)))
+TOKENS = TokenCascade()
+TREE = Tree(depth=2, width=2)
+BRANCHES = Branches(("drafter", Lookup(copies=2)))
 K = ((1, 3), (0, 1))
 NO_CASCADE = "models must be a tuple of names, dire"
 NO_PROMPTS = "prompts must be a list of "
@@ -139,32 +138,24 @@ NO_BUCKETS = "buckets must be increasing lengths"
 NO_FIT = "cannot be combined"
 MIN_P, SUPPRESS = processors.MinP(0.1), processors.SuppressTokens((5,))
 DECODERS = [
-    (decoder(max_draft=0), "max_draft must"),
-    (decoder(batch_size=0), "batch_size must"),
-    (decoder(max_new_tokens=0), "max_new_tokens must"),
-    (decoder(buckets=(8, 4)), "increasing lengths"),
+    *(
+        (decoder(**{name: 0}), f"{name} must be a whole number of at least 1, got 0")
+        for name in ("max_draft", "batch_size", "max_new_tokens")
+    ),
     (decoder(buckets=64), f"{NO_BUCKETS} in tokens, such as (64, 128), got 64"),
     (decoder(buckets=(1.5, 2)), NO_BUCKETS),
     (decoder(rule=0.2), "rule must be like rules.OPT(strength=0.2), got 0.2"),
-    (decoder(rule=0), "rule must be like rules.OPT(strength=0.2), got 0"),
     (decoder(rule=rules.OPT), "rule must be an instance, got the class OPT"),
     (decoder(verification=0), "verification must be like "),
-    (decoder(verification=verification.Block), "verification must be an instance, got the class"),
     (decoder(stopping=3), "stopping must be like drafting.FixedLength(), got 3"),
     (decoder(method=3), "method must be like specjax.decoding.TokenCascade(), got 3"),
-    (
-        decoder(method=specjax.decoding.TokenCascade),
-        "method must be an instance, got the class Tok",
-    ),
     (decoder(method=specjax.WithParams(3)), "method must be like decoding.Speculative(...), got 3"),
     (decoder(drafting=3), "drafting must be like specjax.drafting.Lookup(), got 3"),
-    (decoder(drafting=specjax.drafting.Lookup), "drafting must be an instance, got the class"),
     (
         decoder(drafting=specjax.WithParams(3)),
         "drafting must be like specjax.drafting.Lookup(), got 3",
     ),
     (decoder(widths=(1, 2)), "G + 1 = 6, got (1, 2)"),
-    (decoder(widths=3), "G + 1 = 6, got (3,)"),
     (decoder(stopping=drafting.Survival()), "no acceptance head: train one with `specjax train "),
     (alone(rule=rules.OPT(0.1)), "OPT reads the drafter, but there is none: give a draft"),
     (alone(max_draft=3), "max_draft must be left out: this option needs a drafter: load one"),
@@ -187,10 +178,7 @@ DECODERS = [
         )
     ),
     (decoder(stopping=Fields(np.zeros(3))), "arrays are given beside it, as in WithParams(part, "),
-    (
-        lambda: Decoder("verifier"),
-        "models must be a Pair, models by name or a TextModel",
-    ),
+    (lambda: Decoder("verifier"), "models must be a Pair, models by name or a TextModel"),
     *(
         (given(**{name: value}), f"unexpected keyword argument {name!r}{told}")
         for given, name, value, told in (
@@ -226,158 +214,77 @@ DECODERS = [
         lambda: decoder(method=TOKENS, rule=rules.Chow(0.3))()(["a"], rule=rules.Diff(0.1)),
         "rule must read only the drafter, got Diff",
     ),
-    (
-        lambda: specjax.decoding.TokenCascade(limit=0),
-        "limit must be a whole number of at least 1, got 0",
-    ),
 ]
 DRAFTS = [
+    (lambda: Lookup(min_match=0), "min_match must be a whole number of at least 1, got 0"),
+    (lambda: Lookup(bigram=7), "bigram=7 must be a path"),
+    (lambda: Lookup(copies=0), "copies must be a whole number of at least 1, got 0"),
+    (lambda: Lookup(copies=2, min_match=3), "min_match must be left out with copies=2"),
+    (decoder(drafting=Lookup(bigram="/absent")), "/absent: no bigram table found"),
+    (decoder(drafting=Lookup(bigram="built-in")), "has 2048 ids "),
     (
-        lambda: specjax.drafting.Lookup(min_match=0),
-        "min_match must be a whole number of at least 1, got 0",
-    ),
-    (
-        lambda: specjax.drafting.Lookup(max_copy=1.5),
-        "max_copy must be a whole number of at least 1, got 1",
-    ),
-    (
-        lambda: specjax.drafting.Lookup(max_ngram=0),
-        "max_ngram must be a whole number of at least 1, got 0",
-    ),
-    (lambda: specjax.drafting.Lookup(bigram=7), "bigram=7 must be a path"),
-    (
-        lambda: specjax.drafting.Lookup(copies=0),
-        "copies must be a whole number of at least 1, got 0",
-    ),
-    (
-        lambda: specjax.drafting.Lookup(copies=2, min_match=3),
-        "min_match must be left out with copies=2",
-    ),
-    (
-        decoder(drafting=specjax.drafting.Lookup(bigram="/absent")),
-        "/absent: no bigram table found",
-    ),
-    (decoder(drafting=specjax.drafting.Lookup(bigram="built-in")), "has 2048 ids "),
-    (
-        decoder(drafting=specjax.drafting.Lookup(), stopping=drafting.Entropy(1.0)),
+        decoder(drafting=Lookup(), stopping=drafting.Entropy(1.0)),
         "stopping must be left out: drafting=",
     ),
-    (decoder(drafting=specjax.drafting.Lookup(), min_draft=1), "min_draft must be left out: "),
+    (decoder(drafting=Lookup(), min_draft=1), "min_draft must be left out: "),
     (
-        decoder(drafting=specjax.drafting.Lookup(), rule=rules.OPT(0.1)),
+        decoder(drafting=Lookup(), rule=rules.OPT(0.1)),
         "OPT reads the drafter's confidence, but Lookup",
     ),
     (
-        decoder(drafting=specjax.drafting.Lookup(), verification=verification.GreedyBlock()),
-        "GreedyBlock",
-    ),
-    (
-        alone(drafting=specjax.drafting.Lookup(copies=3), max_draft=200),
+        alone(drafting=Lookup(copies=3), max_draft=200),
         "trees of up to 600 tokens, and at most 512 are allowed",
     ),
-    (lambda: specjax.drafting.Tree(), "depth must be a whole number of at least 1, got None"),
-    (lambda: specjax.drafting.Tree(depth=3, width=0), "width must be a whole number of at least 1"),
-    (lambda: specjax.drafting.Tree(depth=40, width=3), f"{NO_TREE}: give a smaller"),
-    (lambda: specjax.drafting.Tree(depth=60, width=4, beam=4), NO_TREE),
-    (lambda: specjax.drafting.Tree(depth=10**9, width=2, beam=2), NO_TREE),
-    (lambda: specjax.drafting.Tree(depth=10**9, width=1), NO_TREE),
-    (lambda: specjax.drafting.Tree(parents=(0,) * 513), "or fewer parents"),
-    (
-        lambda: specjax.drafting.Tree(depth=2, width=2, children="all"),
-        "children must be one of 'top'",
-    ),
-    (lambda: specjax.drafting.Tree(depth=2, parents=(0, 0)), "must be left out: parents gives"),
-    (lambda: specjax.drafting.Tree(parents=(0, 2)), "parents[1] must be at most 1"),
+    (lambda: Tree(), "depth must be a whole number of at least 1, got None"),
+    (lambda: Tree(depth=40, width=3), f"{NO_TREE}: give a smaller"),
+    (lambda: Tree(depth=60, width=4, beam=4), NO_TREE),
+    (lambda: Tree(parents=(0,) * 513), "or fewer parents"),
+    (lambda: Tree(depth=2, parents=(0, 0)), "must be left out: parents gives"),
     (
         decoder(drafting=TREE, verification=verification.Block()),
         "Block cannot verify the trees of Tree: use Trav",
     ),
     (decoder(drafting=TREE, max_draft=3), "max_draft must be left out: drafting=Tree"),
-    (decoder(verification=verification.Walk()), "Walk needs a drafter of trees"),
-    *(
-        (
-            lambda parts=parts: specjax.drafting.Branches(parts),
-            "parts must be a tuple of at least two drafters or names",
-        )
-        for parts in (3, ("drafter",), ("drafter", 3))
-    ),
     (
         decoder(drafting=BRANCHES, rule=rules.OPT(0.2)),
         "OPT reads the drafter's distribution after each token",
     ),
-    (
-        decoder(drafting=BRANCHES, verification=verification.Block()),
-        "Block cannot verify the trees of Branches",
-    ),
-    (
-        decoder(drafting=specjax.drafting.Branches(("drafter", "other"))),
-        "needs a model named other, got drafter",
-    ),
-    (
-        decoder(drafting=specjax.drafting.Lookup(copies=100, max_copy=6)),
-        "trees of up to 600 tokens, and at most",
-    ),
-    (cascade(lengths=[[2, 2]]), "K must have a row and a column for each of the 2 dr"),
+    (decoder(drafting=Branches(("drafter", "other"))), "needs a model named other, got drafter"),
     (cascade(lengths=[[2, 2], [0]]), "K must have rows of equal length, got "),
-    (cascade(lengths=[[2, 2], [1, 2]]), "K must be upper triangular, got 1 in row 2"),
-    (cascade(lengths=[[0, 0], [0, 2]]), "K must have tokens in its first row"),
-    (cascade(lengths=[[2, 1.5], [0, 2]]), "K must hold whole numbers of at least 0"),
     (cascade(lengths=[[2, 0], [0, 0]]), "has no tokens for level_2 in any row"),
-    (cascade(models="drafter"), NO_CASCADE),
     (cascade(models=()), NO_CASCADE),
     (cascade(models=("drafter", 3)), NO_CASCADE),
     (cascade(models=("drafter", "nowhere")), "models[1]='nowhere' is neither a model of"),
-    (cascade(models=("drafter",) * 2), "models must be different drafters, got"),
     (cascade(models=("drafter", "verifier")), "models must be different drafters, got"),
     (
         lambda: cascade(models=("drafter", larger()))(),
         "level_2 and verifier have different vocabulary sizes",
     ),
-    (cascade(lenience=0.5), "lenience must be finite and at least 1, got 0.5"),
     (cascade(lenience="much"), "lenience must be a number"),
-    (cascade(rules=3), "rules must be like rules.OPT(strength=0.2), got 3"),
     (cascade(rules=(None,)), "rules must have 2 entries, "),
     (cascade(rules=rules.OPT([0.1, 0.2])), "rules must have scalar stre"),
     (cascade(rules=rules.OPT(0.1), lenience=2.0), "lenience must be left out: each"),
     (cascade(last=3), "last must be Lookup(...) or None, got 3"),
-    (
-        cascade(last=specjax.drafting.Lookup(min_match=2)),
-        "last must not set min_match, because K has",
-    ),
+    (cascade(last=Lookup(min_match=2)), "last must not set min_match, because K has"),
     (cascade(verification=verification.GreedyBlock()), "GreedyBlock"),
+    (cascade(lengths=K, last=Lookup(copies=2)), "last must not set copies, because"),
+    (cascade(lengths=K, last=Lookup(), width=1), "width must be a whole number of at"),
     (
-        cascade(lengths=K, last=specjax.drafting.Lookup(copies=2)),
-        "last must not set copies, because",
-    ),
-    (
-        cascade(lengths=K, last=specjax.drafting.Lookup(), width=1),
-        "width must be a whole number of at",
-    ),
-    (
-        cascade(lengths=K, models=("drafter",), last=specjax.drafting.Lookup(), width=500),
+        cascade(lengths=K, models=("drafter",), last=Lookup(), width=500),
         "at most 512 are allowed: draft fewer",
     ),
     (
         lambda: cascade(
             models=("drafter",),
-            last=specjax.drafting.Lookup(
-                bigram=Bigram(np.full(50, -1, np.int32), "of other words")
-            ),
+            last=Lookup(bigram=Bigram(np.full(50, -1, np.int32), "of other words")),
         )(),
         "the bigram table has 50 ids",
     ),
-    (
-        cascade(models=("drafter",), last=specjax.drafting.Lookup(), rules=rules.OPT(0.1)),
-        "OPT reads the drafter's confidence, but Lookup has none",
-    ),
     (copying(max_draft=3), "max_draft must be left out: K has"),
     (copying(stopping=drafting.CostAware()), "CostAware needs a single drafter"),
-    (copying(rule=rules.OPT(0.1)), "OPT reads the drafter's confidence, but HorizontalCascade"),
-    (copying(verification=verification.GreedyBlock()), "GreedyBlock"),
 ]
 PROCESSORS = [
     (decoder(processors=MIN_P), "processors must be a tuple"),
-    (decoder(processors="MinP"), "processors must be a tuple"),
     (processing(0.1), "processors[0] must be like"),
     (
         processing(processors.LogitBias({10**6: 1.0})),
@@ -385,24 +292,15 @@ PROCESSORS = [
     ),
     (processing(processors.SuppressTokens((9999,))), "ids has the token id"),
     (processing(processors.ForcedTokens({0: 9999})), "tokens has the token id"),
-    (
-        processing(processors.MinNewTokens(3, eos_ids=(10**6,))),
-        "eos_ids has the token id 1000000",
-    ),
-    (
-        processing(processors.SuppressTokens(range(259))),
-        "ids has all 259 tokens of the verifier",
-    ),
+    (processing(processors.MinNewTokens(3, eos_ids=(10**6,))), "eos_ids has the token id 1000000"),
+    (processing(processors.SuppressTokens(range(259))), "ids has all 259 tokens of the verifier"),
     (
         processing(processors.Regex("a+"), processors.JsonSchema({"type": "null"})),
         "at most one Regex or JsonSchema, got Regex, JsonSchema: ",
     ),
+    (processing(MIN_P, sampling=Sampling(processors=(MIN_P,))), "processors must be given once"),
     (
-        processing(MIN_P, sampling=Sampling(processors=(MIN_P,))),
-        "processors must be given once",
-    ),
-    (
-        processing(SUPPRESS, drafting=specjax.drafting.Lookup(), rule=rules.Lossy(0.4)),
+        processing(SUPPRESS, drafting=Lookup(), rule=rules.Lossy(0.4)),
         "SuppressTokens cannot be used with rule Lossy here, ",
     ),
     (
@@ -410,15 +308,8 @@ PROCESSORS = [
         "process_drafts is False",
     ),
     (decoder(process_drafts=3), "process_drafts must be True or False"),
-    (
-        lambda: processors.LogitBias([(5, 1.0), (5, 2.0)]),
-        "bias must have each key once, got 5",
-    ),
-    (lambda: processors.ForcedTokens([(0, 5), (0, 6)]), "tokens must have each key once"),
-    (
-        lambda: processors.MinNewTokens(3, eos_ids="ab"),
-        "eos_ids must be a list of token ids",
-    ),
+    (lambda: processors.LogitBias([(5, 1.0), (5, 2.0)]), "bias must have each key once, got 5"),
+    (lambda: processors.MinNewTokens(3, eos_ids="ab"), "eos_ids must be a list of token ids"),
 ]
 CALLS = [
     (call([]), "prompts is empty: give at least one prompt"),
@@ -426,11 +317,9 @@ CALLS = [
     (call(["ba", []]), "prompt 1 has no tokens"),
     (call(["ba", "ba " * 100]), "prompt 1 has 301 tokens, the longest bucket holds 32"),
     (call([[3, 259]]), "prompt 0 has token 259: tokens must be in 0 .. 258"),
-    (call([[-1]]), "prompt 0 has token -1"),
     # Past int32 it would wrap around to token 3.
     (call([[2**32 + 3]]), "prompt 0 has token 4294967299"),
     (call([[2**63]]), "prompt 0 has token 9223372036854775808"),
-    (call(["ba"], max_new_tokens=13), "must be a whole number in 1 .. 12, got 13"),
     (call(["ba", "ba"], max_new_tokens=[1, 0]), "max_new_tokens of prompt 1 must be "),
     (call(["ba"], max_new_tokens=float("nan")), "max_new_tokens of prompt 0 must "),
     (call(["ba"], max_new_tokens="5"), "max_new_tokens must be a number, or "),
@@ -448,7 +337,6 @@ CALLS = [
     (call(["ba"], seed=jax.random.key(0)), NO_SEED),
     (call(["ba"], rule=rules.OPT([0.1, 0.2])), "OPT.strength has shape [2], but there are 1"),
     (call(["ba"], rule="OPT"), "rule='OPT': OPT: missing a required argument: 'strength'"),
-    (call(["ba"], rule=rules.OPT), "rule must be an instance, got the class OPT"),
     (call(["ba"], draft_limit=4), "in 0 .. 3, got 4"),
     *(
         (call(given), f"got {type(given).__name__}")
@@ -503,17 +391,13 @@ CALLS = [
     ),
     (lambda: alone()()(["a"], rule=rules.Diff(0.1)), "Diff reads the drafter"),
     (score(["a", "b"], prompts="abc", top_log_probs=0), "top_log_probs must be "),
-    (lambda: ready().score(["a", "b", "c"], ["a", "b"]), "outputs must be 3 texts, "),
     (lambda: ready().score(["a", "b", "c"], "text"), "one for each prompt, got 'text'"),
     (score(["a", None, "b"]), "output 1 must be a text, "),
     (score([[]]), "output 0 has no tokens"),
     (score([[9999999]]), "output 0 has token 9999999: tokens must be in 0"),
     (score(["a\ud800"]), "output 0 has half a surrogate pair at character 2"),
     (score(["a"], sampling=Sampling(np.array([1.0]))), "a single value per field"),
-    (
-        score(["a"], sampling=Sampling(processors=(MIN_P,))),
-        "sampling must have no processors",
-    ),
+    (score(["a"], sampling=Sampling(processors=(MIN_P,))), "sampling must have no processors"),
     *(
         (
             lambda name=name: getattr(ready(), name)(["ba"], warmth=1),
@@ -528,7 +412,6 @@ NO_LIMIT = "draft_limit must be a whole number in 0 .. 3, got "
 NO_NEW = "max_new_tokens must be a whole number in 1 .. 12, got "
 ENGINES = [
     (engine(rows=0), f"{NO_ROWS} 0"),
-    (engine(rows="x"), NO_ROWS),
     (engine(rows=[4]), NO_ROWS),
     (engine(refill=0.5), "refill must be a whole number of at least 1, got"),
     (engine(rows=2, refill=4), "refill must be at most rows=2, got 4"),
@@ -536,47 +419,32 @@ ENGINES = [
     (engine(rule=rules.OPT([0.1, 0.2])), "sampling of an engine must have scalar values"),
     (engine(log_probs=1), "log_probs must be True or False, got 1"),
     (engine(num_samples=0), "num_samples must be a whole number of at least 1, got 0"),
-    (
-        lambda: engine()().stream_step(every=0),
-        "every must be a whole number of at least 1",
-    ),
+    (lambda: engine()().stream_step(every=0), "every must be a whole number of at least 1"),
     (lambda: engine()().add("a"), "add takes a Request, got str: write Request"),
     (request(np.zeros(17, np.int32)), "prompt has 17 tokens, the longest bucket holds 16"),
     (request(np.zeros(0, np.int32)), "the prompt has no tokens"),
     (request(np.full(3, 259)), "prompt has token 259: tokens must be in 0 .. 258"),
-    (request(np.full(3, -1)), "prompt has token -1: tokens must be in 0 .. 258"),
     (request(np.zeros((1, 3), np.int32)), NO_TOKENS),
     (request(np.zeros(3)), NO_TOKENS),
     (request(max_new_tokens=13), f"{NO_NEW}13"),
-    (request(max_new_tokens=2.5), f"{NO_NEW}2.5"),
     (request(max_new_tokens=5.0), f"{NO_NEW}5.0"),
     (request(sampling=Sampling(top_k=3)), "the Engine with sampling=Sampling(top_k=...)"),
-    (
-        request(sampling=Sampling([0.0, 1.0])),
-        "temperature of a request must be a single number",
-    ),
+    (request(sampling=Sampling([0.0, 1.0])), "temperature of a request must be a single number"),
     (request(sampling=0.1), "sampling must be Sampling(temperature=...), got 0.1"),
     (request(draft_limit=4), f"{NO_LIMIT}4"),
     (request(draft_limit=True), f"{NO_LIMIT}True"),
-    (request(seed=-1), "seed must be a whole number in 0 .. 4294967295, got -1"),
     (request(seed=None), "seed must be a whole number in 0 .. 4294967295, got None"),
     (request(id="a"), "id must be a whole number in 0 .. 4294967295, got 'a'"),
     (request(rule=rules.OPT([0.1, 0.2])), "rule of a request must have scalar"),
     (request(rule=0.1), "rule must be OPT(...) like the engine's, got 0.1"),
     (request(rule=rules.Chow(0.1)), "rule must be OPT(...) like the engine's, got Chow"),
-    (request(stop=3), "stop must be texts such as"),
-    (request(stop=("",)), "stop has an empty text"),
     (request(log_probs=1), "log_probs must be True or False"),
     (request(log_probs=True), "log_probs must be left out: make the engine with"),
-    (request(num_samples=1.5), "num_samples must be a whole number"),
     (
         request(num_samples=3, engine={"num_samples": 2}),
         "num_samples must be a multiple of the engine's 2, got 3",
     ),
-    (
-        request(num_samples=2**20, id=2**20, engine={"num_samples": 2}),
-        "in 0 .. 4095",
-    ),
+    (request(num_samples=2**20, id=2**20, engine={"num_samples": 2}), "in 0 .. 4095"),
 ]
 HUB = {
     "Qwen/Qwen2.5-0.5B": "Qwen/Qwen2.5-0.5B --local-dir Qwen/Qwen2.5-0.5B",
@@ -596,9 +464,7 @@ SETTINGS = [
         lambda: check_single(Setting(top_k=[1, 2])),
         "top_k must have single numbers, got (1, 2): give one number",
     ),
-    (setting(max_draft=0), "max_draft must be"),
     (setting(verification="OPT(0.2)"), "verification must be one of"),
-    (setting(verification="Walk"), "Walk needs a drafter of trees"),
     (setting(stopping="OnlineEstimate"), "stopping must be one of FixedLength"),
     (setting(drafting="OPT(0.2)"), "drafting must be one of Chain, Tree"),
     (setting(drafting="Tree(depth=0, width=2)"), "depth must be a whole number of at"),
@@ -607,25 +473,13 @@ SETTINGS = [
         "verification='Block', drafting='Tree(depth=3, width=2)' cannot be combined: Block cannot "
         "verify the trees of Tree: use Traversal",
     ),
-    (
-        setting(processors=("MinP(0.1, min_p=0.2)",)),
-        "MinP: multiple values for argument 'min_p'",
-    ),
+    (setting(processors=("MinP(0.1, min_p=0.2)",)), "MinP: multiple values for argument 'min_p'"),
     (
         lambda: check_single(Setting(processors=("MinP((0.1, 0.2))",))),
         "processors must have single numbers, got ('MinP((0.1, 0.2))',)",
     ),
-    (setting(verification="GreedyBlock", stopping="Confidence(0.4)"), NO_FIT),
-    (setting(stopping="CostAware", drafting="Cascade(((3,),))"), NO_FIT),
     (setting(stopping="Confidence(0.4)", min_draft=4, max_draft=3), NO_FIT),
-    (setting(rule="OPT(0.2)", drafting="Lookup"), NO_FIT),
     (setting(rule="SequenceChow(0.3)"), "rule must be like rules.OPT(strength=0.2), got Seq"),
-    (setting(rule="Lossless", method="TokenCascade"), "rule must be given: TokenCascade needs"),
-    (
-        setting(rule="Lossy(0.2)", drafting="Lookup", processors=("NoRepeatNgram(2)",)),
-        NO_FIT,
-    ),
-    (setting(processors=("Regex('a')", "JsonSchema('{}')")), "at most one Regex or JsonSchema"),
 ]
 MODELS = [
     (
@@ -659,10 +513,7 @@ MODELS = [
         "weights has 'small', but the models are verifier, dr",
     ),
     (load(weights={"drafter": "int4"}), "`weights['drafter']` must be one of int8"),
-    (
-        lambda: specjax.load_pair("nothing"),
-        "no built-in pair 'nothing', only gsm8k, multi30k",
-    ),
+    (lambda: specjax.load_pair("nothing"), "no built-in pair 'nothing', only gsm8k, multi30k"),
     (
         lambda: specjax.load_text_model("built-in:gsm8k/nothing"),
         "no such part of gsm8k: choose from ",
@@ -678,7 +529,6 @@ MODELS = [
         "pass of 2 tokens and 4 rows is 0",
     ),
     (lambda: stops.check_stops(3), "stop must be texts such as "),
-    (lambda: stops.check_stops(("a", 3)), "got ('a', 3)"),
     (lambda: stops.check_stops(("a", "é" * 2048)), "stop has 4,097 bytes, more than 4,096: give"),
     (lambda: stops.check_stops(("a", "")), "stop has an empty text"),
     *(
@@ -689,8 +539,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [*DECODERS, *DRAFTS, *PROCESSORS, *CALLS, *ENGINES, *SETTINGS, *MODELS],
+    ("given", "message"), [*DECODERS, *DRAFTS, *PROCESSORS, *CALLS, *ENGINES, *SETTINGS, *MODELS]
 )
 def test_what_is_wrong_is_told_in_one_line(given, message):
     with pytest.raises((ValueError, OSError, TypeError)) as told:

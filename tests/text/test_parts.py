@@ -59,10 +59,6 @@ TEXTS = {
 }
 
 
-def test_each_part_has_a_text():
-    assert set(TEXTS) == set(parts.SHIPPED)
-
-
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_is_written_as_it_was_read(name):
     text = TEXTS[name]
@@ -85,6 +81,7 @@ def test_each_part_is_reached_in_one_way():
     for package, kinds in places.items():
         for kind in kinds:
             assert getattr(package, kind.__name__) is kind and kind.__name__ in package.__all__
+    assert set(TEXTS) == set(parts.SHIPPED)
     placed = {kind.__name__ for kinds in places.values() for kind in kinds}
     assert {*parts.SHIPPED} - placed == {"Sum", "Mean", "Quantile", *ALONE}
 
@@ -92,18 +89,10 @@ def test_each_part_is_reached_in_one_way():
 OPENED = "open('{0}', 'w')"
 CALLS = [
     "os.system('touch {0}')",
-    "os.path.join",
-    "builtins.exec('1')",
     "specjax.rules.OPT(0.2)",
-    "pathlib.Path('{0}').touch()",
     "__import__('os').system('touch {0}')",
-    "__import__('os')",
-    "eval('1')",
-    "__builtins__",
     "getattr(OPT, '__init__')(0.2)",
-    "OPT.__init__(0.2)",
     "OPT(0.2).__class__",
-    "OPT(0.2)()",
     "OPT[0](0.2)",
     "OPT(os.environ)",
     f"OPT({OPENED})",
@@ -111,34 +100,19 @@ CALLS = [
     "OPT(*(0.2,))",
     "OPT(**dict(strength=0.2))",
     "OPT(strength=0.2, **dict())",
-    "OPT((lambda: 0.2)())",
-    "OPT(lambda: 0.2)",
     "(lambda: OPT(0.2))()",
     "OPT([x for x in (0.2,)])",
-    "OPT((x for x in (0.2,)))",
-    "OPT({x: 1 for x in (0.2,)})",
-    "OPT(f'{OPT}')",
     "OPT(f'{__import__(\"os\")}')",
     "OPT(0.1 + 0.1)",
     "OPT(2 ** 9999999999)",
-    "OPT('a' * 9999999999)",
     "OPT(-(-0.2))",
-    "OPT(not 0.2)",
     "OPT(0.2 if True else 0.3)",
-    "OPT(0.1 or 0.2)",
-    "OPT(x := 0.2)",
     "OPT(0.2j)",
-    "OPT(b'0.2')",
-    "OPT(...)",
     "OPT({0.2})",
     "OPT({OPT: 1})",
     "OPT({**{}})",
-    "OPT(await x)",
     "OPT(0.2); import os",
-    "import os",
-    "x = OPT(0.2)",
     "OPT(0.2), OPT(0.3)",
-    "OPT(1e400 - 1e400)",
     "OPT(99999999999999999999)",
     "OPT(" + "9" * 5000 + ")",
     "",
@@ -146,19 +120,13 @@ CALLS = [
     "'OPT(0.2)'",
     "\0",
     "OPT(\ud800)",
-    "O\nPT(0.2)",
     "(" * 5000,
-    "-" * 50_000 + "1",
     "OPT(" + "-" * 50_000 + "1)",
-    "OPT(" + "not " * 20_000 + "1)",
     "OPT(" + "1+" * 40_000 + "1)",
     "OPT" + "()" * 40_000,
     "OPT" + ".x" * 40_000,
-    "OPT" + "[0]" * 30_000,
-    "OPT(" + "lambda:" * 10_000 + "1)",
     "OPT(" * 150 + "1" + ")" * 150,
     "OPT(" + "(" * 60 + "1" + ",)" * 60 + ")",
-    "OPT(" + "{1:" * 60 + "1" + "}" * 60 + ")",
     "OPT(" + "{1:[" * 30 + "1" + "]}" * 30 + ")",
     "OPT('" + "x" * 200_000 + "')",
 ]
@@ -184,25 +152,18 @@ def test_a_hostile_text_is_refused_in_one_line_and_runs_nothing(text, field, tmp
     "values",
     [
         {"drafting": f"Lookup(max_ngram={2**62}, max_copy={2**62}, copies={2**62})"},
-        {"drafting": f"Lookup(min_match={2**62})"},
-        {"drafting": f"Tree(depth={2**62}, width={2**62}, beam={2**62})"},
         {"drafting": f"Tree(depth=500, width=500, beam={2**62}, children='top', keep={2**62})"},
-        {"drafting": "Tree(depth=512, width=512, beam=512)"},
         {"drafting": f"Tree(parents={(0,) * 9_000})"},
         {"drafting": f"Cascade((({2**62}, {2**62}), (0, {2**62})), ('drafter', 'b'))"},
-        {"drafting": f"Cascade(((1,),), width={2**62})"},
         {"drafting": f"Branches({('drafter',) * 2_000})"},
         {"drafting": "Branches((" + "Lookup()," * 2_000 + "))"},
         {"max_draft": 2**31 - 1, "min_draft": 2**31 - 1},
         {"max_draft": 10**30},
         {"method": f"TokenCascade(limit={2**62})", "rule": "Chow(0.3)"},
-        {"stopping": f"Budget({2**31 - 1})"},
         {"processors": (f"NoRepeatNgram({2**62})",)},
-        {"processors": (f"MinNewTokens({2**62})",)},
         {"rule": f"TokenV2(0.3, top_k={2**62})"},
         {"rule": "Budgeted(" * 40 + "OPT(0.2)" + ", 0.1)" * 40},
         {"temperature": 10**400},
-        {"top_k": 2**62},
     ],
     ids=str,
 )
@@ -215,12 +176,6 @@ def test_large_numbers_take_no_time_and_no_memory(values):
     else:
         assert Setting(**one.to_dict()) == one
     assert time.monotonic() - start < 5.0
-
-
-def test_no_file_and_no_model_is_read(tmp_path):
-    plan = f"Cascade(((2, 1), (0, 1)), ('drafter', '{tmp_path}/absent'))"
-    assert Setting(drafting=plan).drafters == ("drafter", f"{tmp_path}/absent")
-    assert Setting(drafting=f"Lookup(bigram='{tmp_path}/absent')").drafters == ()
 
 
 ODD = [
@@ -275,14 +230,9 @@ class Halfway(rules.Deferral):
         return q_conf[0] < self.strength
 
 
-@pytest.fixture
-def registered():
+def test_a_registered_class_is_named_like_others(monkeypatch):
+    monkeypatch.setattr(parts, "PARTS", dict(PARTS))
     register_part(Halfway)
-    yield
-    del PARTS["Halfway"]
-
-
-def test_a_registered_class_is_named_like_others(registered):
     setting = Setting(rule="halfway(0.3)")
     assert setting.rule == "Halfway(0.3)" and setting.strength == 0.3
     assert isinstance(setting.part("rule"), Halfway)
@@ -292,20 +242,15 @@ def test_a_registered_class_is_named_like_others(registered):
     with pytest.raises(ValueError, match="stopping must be like"):
         Setting(stopping="Halfway(0.3)")
     register_part(Halfway)  # again, as a notebook does
-
-
-def test_names_of_specjax_stay_its_own():
-    mine = type("kl_ball", (), {})
-    with pytest.raises(ValueError, match="KLBall is a part of specjax: rename kl_ball"):
-        register_part(mine)
-    with pytest.raises(ValueError, match="needs a class"):
-        register_part(Halfway(0.3))
-    first, second = type("Mine", (), {}), type("Mine", (), {})
-    try:
-        register_part(first)
-        assert specjax.register_part(second) is second and PARTS["Mine"] is second
-    finally:
-        del PARTS["Mine"]
+    other = type("Halfway", (), {})
+    assert specjax.register_part(other) is other and parts.PARTS["Halfway"] is other
+    for wrong, message in (
+        (type("kl_ball", (), {}), "KLBall is a part of specjax: rename kl_ball"),
+        (Halfway(0.3), "needs a class"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            register_part(wrong)
+    parts._made.cache_clear()
 
 
 # Every kind of each part; strengths do not matter.

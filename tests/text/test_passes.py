@@ -31,8 +31,7 @@ def pair_of(kind):
     """Two tables; or a verifier and its head, of an encoder-decoder if the kind says so."""
     if kind == "tables":
         return Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    words = ByteTokenizer()
-    make = encoded_head if "encoded" in kind else tiny_head
+    make, words = encoded_head if "encoded" in kind else tiny_head, ByteTokenizer()
     tiny = make(kind.split()[-1], vocab=words.vocab_size)
     verifier = TextModel(tiny.verifier, tiny.verifier_params, words)
     return Pair(TextModel(tiny.head, tiny.params, words), verifier)
@@ -60,19 +59,12 @@ def test_known_costs_are_recovered_from_counts():
     assert found.verifier == pytest.approx(VERIFIER)
     assert found.r_squared == pytest.approx(1.0)
     assert [found.seconds(run) for run in runs] == pytest.approx([run.seconds for run in runs])
-
-
-def test_r_squared_is_what_the_fit_explains():
     runs = list(_runs(noise=3.0))
-    found = passes.fit(runs)
-    seconds = np.array([run.seconds for run in runs])
+    found, seconds = passes.fit(runs), np.array([run.seconds for run in runs])
     left = seconds - [found.seconds(run) for run in runs]
     assert found.r_squared == pytest.approx(1 - left @ left / (len(runs) * seconds.var()))
     assert 0 < found.r_squared < 0.99
-
-
-def test_no_cost_is_negative():
-    """The best line would have a drafter that gives time back."""
+    # No cost is negative: the best line would have a drafter that gives time back.
     found = passes.fit([Run(0, 1, 1, 5.0), Run(4, 1, 1, 4.0), Run(0, 2, 1, 8.0), Run(8, 2, 1, 6.0)])
     assert found.draft == 0.0 and found.call >= 0 and found.verifier[1] > 0
 
@@ -153,21 +145,15 @@ def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
 
 
 def test_a_file_of_costs_is_read_back(pair, tmp_path):
-    fits = [passes.Fit(1.0, {1: 2.0, 2: 3.0, 0: 9.0}, 0.5, 1.0)]
-    ours = passes.as_costs(fits, (4,), (1, 2), pair.fingerprint)
-    assert ours.verifier == ((2.0, 3.0),)
+    fits = [passes.Fit(1.0, {1: 2.0, 2: 9.0, 4: 3.0, 0: 9.0}, 0.5, 1.0)]
+    ours = passes.as_costs(fits, (4,), (1, 2, 4), pair.fingerprint)
+    assert ours.verifier == ((2.0, 3.0, 3.0),)  # a wider pass takes no less
     path = tmp_path / "costs.json"
     # What else the file tells takes the place of no cost.
     path.write_bytes(passes.costs_file(ours, rows="no", fit={"call": [0.5]}))
     assert read_costs(path) == ours
     told = json.loads(path.read_text())
     assert told["fit"] == {"call": [0.5]} and told["environment"]["versions"]["jax"]
-
-
-def test_a_wider_pass_takes_no_less():
-    found = passes.Fit(1.0, {1: 2.0, 2: 9.0, 4: 3.0, 8: 4.0}, 0.0, 0.9)
-    costs = passes.as_costs([found], (4,), (1, 2, 4, 8), "")
-    assert costs.verifier == ((2.0, 3.0, 3.0, 4.0),)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,16 +197,13 @@ def test_times_are_those_of_steps_calls_and_all_tables(kind, monkeypatch):
     assert reviewed.draft == pytest.approx((DRAFT,)) and copied.draft == (0.0,)
 
 
-def test_a_step_without_time_is_refused(pair, monkeypatch):
+def test_what_measures_nothing_is_refused(pair, monkeypatch):
     """Every look at the clock is a second later: runs of 2 and of 10 rounds take as long."""
     clock = itertools.count()
     monkeypatch.setattr(passes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0, "call": lambda: None}
     with pytest.raises(ValueError, match="a step of .* is 0"):
         passes.measure_times({"verifier": pair.verifier}, [], (1, 2), **sizes)
-
-
-def test_several_processes_do_not_measure(pair, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="several processes must share the same costs"):
         passes.measure_costs(pair, (1,), (1, 2))

@@ -8,7 +8,7 @@ import pytest
 
 import specjax
 from specjax import Decoder, Sampling
-from specjax.drafting import Cascade, HeadEstimate, Survival
+from specjax.drafting import Cascade, HeadEstimate, Lookup, Survival
 from specjax.models.int8 import Int8Weight
 from specjax.text.directories import built_in_pair
 from specjax.training.head_recipe import _check_pair
@@ -53,26 +53,26 @@ def test_fingerprints_differ_and_sizes_do_not(pair):
     assert pair.verifier.size == floats.verifier.size
 
 
-@pytest.mark.parametrize("drafts", variants(["drafter", "head", "cascade", "lookup"], "head"))
-def test_greedy_drafts_give_the_text_of_the_verifier_alone(pair, drafts):
+SMALL = ("drafter", str(PAIR / "drafter_small"))
+WAYS = {
+    "drafter": {},
+    "head": {"stopping": Survival(HeadEstimate(), 0.3)},
+    "lookup": {"drafting": Lookup()},
+    "cascade": {"drafting": Cascade(((2, 1), (0, 2)), SMALL, weights={"drafter": "int8"})},
+    "mesh": {},
+}
+
+
+@pytest.mark.parametrize("way", variants(WAYS, "head"))
+def test_greedy_drafts_give_the_text_of_the_verifier_alone(pair, way):
     """With an int8 verifier, that verifier's own."""
     options = {"sampling": GREEDY, "max_new_tokens": 24, "batch_size": 4}
-    alone = Decoder(pair.verifier, **options)(PROMPTS)
-    more = {
-        "drafter": {},
-        "head": {"stopping": Survival(HeadEstimate(), 0.3)},
-        "lookup": {"drafting": specjax.drafting.Lookup()},
-        "cascade": {
-            "drafting": Cascade(
-                ((2, 1), (0, 2)),
-                ("drafter", str(PAIR / "drafter_small")),
-                weights={"drafter": "int8"},
-            )
-        },
-    }[drafts]
+    alone, drafting = Decoder(pair.verifier, **options)(PROMPTS), pair
+    if way == "mesh":
+        drafting = specjax.load_pair(weights="int8", mesh=specjax.partitioning.make_mesh(2, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Decoder(pair, **options, **more)(PROMPTS).texts == alone.texts
+        assert Decoder(drafting, **options, **WAYS[way])(PROMPTS).texts == alone.texts
 
 
 def test_a_head_is_kept_although_the_fingerprint_differs(pair):
@@ -94,11 +94,3 @@ def test_training_refuses_integers(pair, tmp_path):
 
     with pytest.raises(ValueError, match="the drafter is quantised, so its head"):
         _check_pair(Run(), pair, False)
-
-
-@pytest.mark.exhaustive
-def test_on_a_mesh_the_texts_are_the_same(pair):
-    mesh = specjax.partitioning.make_mesh(2, 2)
-    split = specjax.load_pair(weights="int8", mesh=mesh)
-    options = {"sampling": GREEDY, "max_new_tokens": 24, "batch_size": 4}
-    assert Decoder(split, **options)(PROMPTS).texts == Decoder(pair, **options)(PROMPTS).texts

@@ -97,20 +97,6 @@ def test_what_is_missing_comes_out_with_the_same_bits_and_without_the_rest(decod
     assert decode(decoder, seen, wrong)[1]["groups"] != everything["groups"]
 
 
-def test_a_call_that_is_stopped_after_every_row_ends(decoder, seen):
-    whole, _ = decode(decoder, seen, {})
-    done = {}
-    while len(done) < COUNT:
-        rows = decoder.rows(
-            PROMPTS, done={i: int(r.info.rounds) for i, r in done.items()}, **OPTIONS
-        )
-        row = next(rows)
-        rows.close()
-        assert row.index not in done
-        done[row.index] = row
-    assert all(bits(done[place]) == bits(whole[place]) for place in whole)
-
-
 @pytest.mark.parametrize("reason", ["draft limits", "drafts of any length"])
 def test_rows_that_depend_on_others_are_decoded_beside_them(pair, seen, monkeypatch, reason):
     stopping = AfterTokenOne() if reason == "drafts of any length" else None

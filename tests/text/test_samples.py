@@ -51,25 +51,17 @@ def _check(rows, expected):
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_sample_is_the_row_of_a_call_with_its_id(decoder, prefilled, temperature):
     options = {"seed": 5, "sampling": Sampling(temperature), "log_probs": True}
-    found = decoder(PROMPTS, num_samples=3, **options)
+    ids = [40, 2, 7, 9, 0]
+    found = decoder(PROMPTS, num_samples=3, ids=ids, **options)
     # Seven slots hold the samples of two prompts.
     assert max(prefilled) == 2
-    assert [(row.index, row.sample) for row in found] == [
-        (i, j) for i in range(5) for j in range(3)
-    ]
-    apart = decoder([text for text in PROMPTS for _ in range(3)], **options)
-    _check(found, apart)
-    if temperature:
-        assert len(set(found.texts)) > 5
-    ids = [40, 2, 7, 9, 0]
-    _check(
-        decoder(PROMPTS, num_samples=3, ids=ids, **options),
-        decoder(
-            [text for text in PROMPTS for _ in range(3)],
-            ids=[3 * i + j for i in ids for j in range(3)],
-            **options,
-        ),
-    )
+    pairs = [(i, j) for i in range(5) for j in range(3)]
+    assert [(row.index, row.sample) for row in found] == pairs
+    repeated = [PROMPTS[i] for i, _ in pairs]
+    _check(found, decoder(repeated, ids=[3 * ids[i] + j for i, j in pairs], **options))
+    plain = decoder(PROMPTS, num_samples=3, **options)
+    _check(plain, decoder(repeated, **options))
+    assert not temperature or len(set(plain.texts)) > 5
 
 
 def test_options_of_a_prompt_hold_for_its_samples(pair):
@@ -95,10 +87,8 @@ def test_options_of_a_prompt_hold_for_its_samples(pair):
 
 def test_a_mesh_gives_the_same_samples():
     def texts(mesh):
-        models = [tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)]
-        decoder = specjax.Decoder(
-            specjax.Pair(*models), max_draft=2, max_new_tokens=8, batch_size=4, buckets=(16,)
-        )
+        models = specjax.Pair(*(tiny_pair.tabular(seed, mesh=mesh) for seed in (2, 1)))
+        decoder = specjax.Decoder(models, max_draft=2, **{**SHAPE, "batch_size": 4})
         return decoder(["one", "two", "three"], num_samples=2, seed=3).texts
 
     assert texts(partitioning.make_mesh(2, 4)) == texts(None)
@@ -111,13 +101,11 @@ def test_rows_that_are_done_are_left_out(pair, mapped):
     whole = decoder(PROMPTS, **options)
     for done in ({0, 1, 2, 4, 14}, {3, 7, 11}, set(range(15)) - {8}, set(range(15))):
         known = {i: int(whole[i].info.rounds) for i in done} if mapped else done
-        rows = sorted(
-            decoder.rows(PROMPTS, done=known, **options), key=lambda row: (row.index, row.sample)
-        )
-        rest = [whole[i] for i in sorted(set(range(15)) - done)]
-        _check(rows, rest)
-        for row, want in zip(rows, rest, strict=True):
-            np.testing.assert_array_equal(row.log_probs, want.log_probs)
+        rows = {3 * x.index + x.sample: x for x in decoder.rows(PROMPTS, done=known, **options)}
+        assert rows.keys() == set(range(15)) - done
+        for i, row in rows.items():
+            assert row.text == whole[i].text and row.ended_by == whole[i].ended_by
+            np.testing.assert_array_equal(row.log_probs, whole[i].log_probs)
 
 
 def test_results_have_the_samples_of_each_prompt(pair):
@@ -138,21 +126,17 @@ def test_results_have_the_samples_of_each_prompt(pair):
     )
 
 
-def test_an_engine_copies_a_request(pair):
+def test_an_engine_drops_all_samples_of_a_request(pair):
     decoder = specjax.Decoder(pair, max_draft=2, **SHAPE)
     want = decoder(PROMPTS, num_samples=2, seed=5).by_prompt()
     engine = decoder.engine(prompt_length=24, rows=3, num_samples=2)
-    for number, text in enumerate(PROMPTS):
-        assert engine.add(specjax.Request(text, seed=5, id=number)) == number
+    for text in PROMPTS:
+        engine.add(specjax.Request(text, seed=5))
     assert engine.unfinished == 10 and engine.abort(4) and not engine.abort(4)
-    rows = engine.step()
-    finished = [row.index for row in rows]
-    running = next(i for i in (0, 1) if finished.count(i) < 2)
+    first = {(row.index, row.sample): row for row in engine.step()}
+    running = next(i for i in (0, 1) if not {(i, 0), (i, 1)} <= first.keys())
     assert engine.abort(running)
-    while engine.unfinished:
-        rows += engine.step()
-    found = {(row.index, row.sample) for row in rows}
-    assert found >= {(i, j) for i in range(4) if i != running for j in range(2)}
-    assert sum(i == running for i, _ in found) == finished.count(running)
-    for row in rows:
-        assert row.text == want[row.index][row.sample].text
+    rows = first | tiny_pair.finished_rows(engine)
+    left = {(i, j) for i in range(4) if i != running for j in range(2)}
+    assert rows.keys() == left | first.keys()
+    assert all(row.text == want[i][j].text for (i, j), row in rows.items())

@@ -12,32 +12,7 @@ from specjax.study.grid import USUAL_METHODS, Grid
 from specjax.text import Decoder
 from specjax.text.parts import Part
 from specjax.text.setting import Setting
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return specjax.load_pair()
-
-
-@pytest.mark.parametrize(
-    ("written", "plain"),
-    [
-        ("lossless()", "Lossless"),
-        ("token_v3(0.5)", "TokenV3(0.5)"),
-        ("budgeted( opt(0.5),0.1 )", "Budgeted(OPT(0.5), 0.1)"),
-    ],
-)
-def test_equal_parts_have_equal_texts(written, plain):
-    assert Setting(rule=written) == Setting(rule=plain)
-    assert Setting(rule=written).rule == plain
-
-
-def test_only_arguments_without_a_default_are_given_by_position():
-    written = "RepetitionPenalty(over='output', penalty=1.3)"
-    assert Setting(processors=(written,)).processors == ("RepetitionPenalty(1.3, over='output')",)
-    assert (
-        Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)").method == "TokenCascade(limit=4)"
-    )
+from tests import tiny_pair
 
 
 def test_a_setting_is_json_and_its_key_is_its_own():
@@ -54,17 +29,25 @@ def test_a_setting_is_json_and_its_key_is_its_own():
         Setting(stopping="CostAware", costs=costs, process_drafts=False),
     ]
     for one in settings:
-        assert Setting(**json.loads(json.dumps(one.to_dict()))) == one
-    again = Setting(**json.loads(json.dumps(setting.to_dict())))
-    assert again == setting
-    assert hash(again) == hash(setting)
-    assert again.key == setting.key
+        again = Setting(**json.loads(json.dumps(one.to_dict())))
+        assert again == one and hash(again) == hash(one) and again.key == one.key
     assert Setting(rule="OPT(0.3)").key != Setting(rule="OPT(0.2)").key
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        ({"rule": "lossless()"}, {}),
+        ({"rule": "token_v3(0.5)"}, {"rule": "TokenV3(0.5)"}),
+        ({"rule": "budgeted( opt(0.5),0.1 )"}, {"rule": "Budgeted(OPT(0.5), 0.1)"}),
+        (
+            {"drafting": drafting.Tree(parents=[0, 0, 1])},
+            {"drafting": "Tree(parents=(0, 0, 1))"},
+        ),
+        (
+            {"processors": ("RepetitionPenalty(over='output', penalty=1.3)",)},
+            {"processors": ("RepetitionPenalty(1.3, over='output')",)},
+        ),
         ({"max_draft": None}, {}),
         ({"verification": None}, {}),
         ({"verification": "Block"}, {}),
@@ -131,6 +114,20 @@ def test_the_models_that_draft(values, drafters):
     assert Setting(**values).drafters == drafters
 
 
+def test_the_short_form_of_a_decoder_makes_its_setting():
+    models = specjax.Pair(tiny_pair.tabular(2), tiny_pair.tabular(1))
+    for parts in (
+        {"rule": rules.OPT(0.2)},
+        {"stopping": drafting.Confidence(0.4), "max_draft": 8},
+        {"drafting": drafting.Tree(depth=2, width=2)},
+        {"rule": rules.Chow(0.3), "method": specjax.decoding.TokenCascade(limit=4)},
+    ):
+        assert Decoder(models, **parts).setting == Setting(**parts)
+    for name, model in (("VerifierAlone", models.verifier), ("DrafterAlone", models.drafter)):
+        alone = Decoder(models, Setting(method=name))
+        assert alone.models is model and alone.method.model is model.model
+
+
 def test_strength_threshold_and_curve():
     setting = Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)")
     assert setting.strength == 2.0
@@ -154,44 +151,6 @@ def test_strength_threshold_and_curve():
     assert Setting(stopping="Budget(tokens=8, estimate=OnlineEstimate(prior=9.0))").threshold == 8.0
     tree = "Tree(3, 2, children='x3', parents=(1, 2))"
     assert Part.parse(tree).template == tree.replace(", 2, ", ", {}, ")
-
-
-SAME = {
-    "OPT": (Setting(rule="OPT(0.2)"), {"rule": rules.OPT(0.2)}),
-    "adaptive": (
-        Setting(stopping="Confidence(0.4)", max_draft=8),
-        {"stopping": drafting.Confidence(0.4), "max_draft": 8},
-    ),
-    "lookup": (Setting(drafting="Lookup"), {"drafting": specjax.drafting.Lookup()}),
-    "tree": (
-        Setting(drafting="Tree(depth=2, width=2)"),
-        {"drafting": specjax.drafting.Tree(depth=2, width=2)},
-    ),
-    "cascade": (
-        Setting(rule="Chow(0.3)", method="TokenCascade(limit=4)"),
-        {"rule": rules.Chow(0.3), "method": specjax.decoding.TokenCascade(limit=4)},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_the_short_form_of_a_decoder_makes_its_setting(pair, name):
-    setting, parts = SAME[name]
-    assert specjax.Decoder(pair, **parts).setting == setting
-
-
-@pytest.mark.parametrize("name", ["VerifierAlone", "DrafterAlone"])
-def test_a_model_alone(pair, name):
-    model = pair.verifier if name == "VerifierAlone" else pair.drafter
-    decoder = Decoder(pair, Setting(method=name, temperature=0.0))
-    assert list(
-        decoder.models.named.values() if hasattr(decoder.models, "named") else [decoder.models]
-    ) == [model]
-
-
-def test_the_order_of_processors_changes_no_key():
-    one, other = "MinP(0.05)", "RepetitionPenalty(1.3)"
-    assert Setting(processors=(one, other)) == Setting(processors=(other, one))
 
 
 USUAL = [

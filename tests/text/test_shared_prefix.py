@@ -8,6 +8,7 @@ import pytest
 
 import specjax
 from specjax import drafting, memory, processors, rules, types
+from specjax.models.beginnings import continuing
 from specjax.partitioning import make_mesh
 from specjax.text.requests import common_of
 from tests import tiny_pair
@@ -35,18 +36,21 @@ DECODERS = {
 }
 
 
+@pytest.fixture(scope="module")
+def decoder(pair):
+    return specjax.Decoder(pair, **SHAPE, rule=rules.OPT(0.2))
+
+
+RESTS = [prompt[len(SHOTS) :] for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_outputs_are_those_without_sharing(pair, name):
     decoder = specjax.Decoder(pair, **DECODERS[name], **SHAPE)
-    shared = decoder(PROMPTS, share_prefix=True)
-    apart = decoder(PROMPTS)
+    shared, apart = (decoder(PROMPTS, share_prefix=x) for x in (True, False))
     assert shared.texts == apart.texts
-    np.testing.assert_allclose(
-        shared.info.per_row.log_prob_target,
-        apart.info.per_row.log_prob_target,
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    ours, theirs = (one.info.per_row.log_prob_target for one in (shared, apart))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_samples_refills_and_rows_left_out(pair):
@@ -58,6 +62,8 @@ def test_samples_refills_and_rows_left_out(pair):
     assert {row.index: row.text for row in rest} == {i: whole[i].text for i in (3, 4, 5)}
     samples = decoder(PROMPTS[:2], num_samples=2, share_prefix=True)
     assert samples.texts == decoder(PROMPTS[:2], num_samples=2).texts
+    for prompts in (PROMPTS[:1], ["A?", "B!"], [[5], [5]]):  # they share all, or nothing
+        assert decoder(prompts, share_prefix=True).texts == decoder(prompts).texts
 
 
 def test_fewer_tokens_are_read():
@@ -68,23 +74,19 @@ def test_fewer_tokens_are_read():
     assert len(start) > len(decoder.encode(SHOTS)) - 2
     assert all((prompt[: len(start)] == start).all() for prompt in tokens)
     assert len({prompt[len(start)] for prompt in tokens}) > 1  # it is the longest
+    batch = types.PromptBatch(
+        np.zeros((4, 128), np.int32), np.ones(4, np.int32), np.arange(4), np.full(4, 16)
+    )
 
-    def flops(**shared):
-        batch = types.PromptBatch(
-            np.zeros((4, 128), np.int32), np.ones(4, np.int32), np.arange(4), np.full(4, 16)
-        )
-        call = lambda *given: decoder.method.prefill(*given, 200)  # noqa: E731
-        from specjax.models.beginnings import continuing
+    def traced(params, prompts, beginning):
+        with continuing(beginning):
+            return decoder.method.prefill(params, prompts, 200)
 
-        def traced(params, prompts, beginning):
-            with continuing(beginning):
-                return call(params, prompts)
-
-        lowered = jax.jit(traced).lower(decoder.params, batch, shared.get("beginning"))
-        return lowered.cost_analysis()["flops"]
-
-    begun = decoder.method.begin(decoder.params, start)
-    assert flops(beginning=begun) < 0.7 * flops()
+    begun, whole = (
+        jax.jit(traced).lower(decoder.params, batch, one).cost_analysis()["flops"]
+        for one in (decoder.method.begin(decoder.params, start), None)
+    )
+    assert begun < 0.7 * whole
 
 
 def test_a_prompt_that_begins_otherwise(decoder):
@@ -98,25 +100,6 @@ def test_a_prompt_that_begins_otherwise(decoder):
     firsts = [len(one) - row.prefilled for one, row in zip(cut, found, strict=True)]
     # One begins within a sentence, one is a beginning itself.
     assert firsts == [size, size, 0, size, size, size, 4]
-
-
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], ["A?", "B!"], [[5], [5]]])
-def test_prompts_that_share_all_or_nothing(pair, prompts):
-    decoder = specjax.Decoder(pair, **SHAPE)
-    assert decoder(prompts, share_prefix=True).texts == decoder(prompts).texts
-
-
-def test_models_that_cannot_share_say_so():
-    with pytest.raises(ValueError, match="without prefix and share_prefix, because an enc"):
-        specjax.Decoder(specjax.load_pair(), **SHAPE)(["A dog."], share_prefix=True)
-
-
-@pytest.fixture(scope="module")
-def decoder(pair):
-    return specjax.Decoder(pair, **SHAPE, rule=rules.OPT(0.2))
-
-
-RESTS = [prompt[len(SHOTS) :] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -136,20 +119,12 @@ def test_outputs_are_those_of_joined_texts(decoder, temperature):
     assert streamed == apart.texts
 
 
-def test_tokens_and_chats_follow_their_own_kind(decoder):
+def test_tokens_follow_their_own_kind(decoder):
     tokens = decoder.encode(SHOTS)
     prefix = decoder.prefix(tokens)
     rest = [decoder.encode(prompt)[len(tokens) :] for prompt in PROMPTS]
     assert all((decoder.encode(prompt)[: len(tokens)] == tokens).all() for prompt in PROMPTS)
     assert decoder(rest, prefix=prefix).texts == decoder(PROMPTS).texts
-    with pytest.raises(
-        ValueError, match="prompt 0 must be a list of token ids, because the prefix"
-    ):
-        decoder(RESTS, prefix=prefix)
-    with pytest.raises(ValueError, match="prompt 0 must be a text, because the prefix is a text"):
-        decoder(rest, prefix=decoder.prefix(SHOTS))
-    with pytest.raises(ValueError, match="no chat template"):
-        decoder.prefix([{"role": "user", "content": "Hi"}])
 
 
 def test_a_word_that_goes_on_after_the_prefix(decoder):
@@ -189,13 +164,31 @@ def test_a_wrong_cache_changes_outputs(decoder):
 
 def test_requests_of_an_engine_follow_its_prefix(decoder):
     engine = decoder.engine(prompt_length=128, rows=2, prefix=decoder.prefix(SHOTS))
-    rows = {}
     for i, rest in enumerate(RESTS):
         engine.add(specjax.Request(rest, id=i))
-    while engine.unfinished:
-        rows |= {row.index: row for row in engine.step()}
-    assert [rows[i].text for i in range(len(RESTS))] == decoder(PROMPTS).texts
+    rows = tiny_pair.finished_rows(engine)
+    assert [rows[i, 0].text for i in range(len(RESTS))] == decoder(PROMPTS).texts
     assert all(row.prefilled < 40 for row in rows.values())
+
+
+def test_prefixes_that_do_not_fit(pair, decoder):
+    prefix, of_tokens = decoder.prefix(SHOTS), decoder.prefix(decoder.encode(SHOTS))
+    translator = specjax.Decoder(specjax.load_pair(), **SHAPE)
+    no_encoder = "without prefix and share_prefix, because an enc"
+    for call, prompts, options, message in (
+        (decoder, RESTS, {"prefix": of_tokens}, "prompt 0 must be a list of token ids, because"),
+        (decoder, [[5, 6]], {"prefix": prefix}, "prompt 0 must be a text, because the prefix is"),
+        (decoder, [SHOTS * 4], {"prefix": prefix}, "prompt 0 has .*, the longest bucket holds 128"),
+        (decoder, RESTS, {"prefix": prefix, "share_prefix": True}, "give either prefix or share"),
+        (specjax.Decoder(pair, **SHAPE), RESTS, {"prefix": prefix}, "prefix must come from this D"),
+        (translator, ["A dog."], {"share_prefix": True}, no_encoder),
+        (translator.prefix, "A dog", {}, no_encoder),
+        (decoder.prefix, SHOTS * 5, {}, "the prefix has .* tokens, the longest bucket holds 128"),
+        (decoder.prefix, "", {}, "the prefix is empty"),
+        (decoder.prefix, [{"role": "user", "content": "Hi"}], {}, "no chat template"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(prompts, **options)
 
 
 @pytest.mark.exhaustive
@@ -204,26 +197,6 @@ def test_matrices_in_8_bits():
     greedy = {"sampling": types.Sampling(0.0)}
     found = decoder(RESTS, prefix=decoder.prefix(SHOTS), **greedy)
     assert found.texts == decoder(PROMPTS, **greedy).texts
-
-
-def test_prefixes_that_do_not_fit(pair, decoder):
-    prefix = decoder.prefix(SHOTS)
-    with pytest.raises(ValueError, match="prefix must come from this Decoder's prefix"):
-        specjax.Decoder(pair, **SHAPE)(RESTS, prefix=prefix)
-    with pytest.raises(ValueError, match="give either prefix or share_prefix=True, not both"):
-        decoder(RESTS, prefix=prefix, share_prefix=True)
-    with pytest.raises(ValueError, match="the prefix has .* tokens, the longest bucket holds 128"):
-        decoder.prefix(SHOTS * 5)
-    with pytest.raises(ValueError, match="prompt 0 has .* tokens, the longest bucket holds 128"):
-        decoder([SHOTS * 4], prefix=prefix)
-    with pytest.raises(ValueError, match="the prefix is empty"):
-        decoder.prefix("")
-    with pytest.raises(ValueError, match="without prefix and share_prefix, because an enc"):
-        specjax.Decoder(specjax.load_pair()).prefix("A dog")
-    with pytest.raises(AssertionError, match="prompts must be longer"):
-        short = np.array([4, len(prefix)])
-        batch = types.PromptBatch(np.ones((2, 128), np.int32), short, np.arange(2), short)
-        decoder.method.init(decoder.params, batch, max_new=99, beginning=prefix.beginning)
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), pytest.param((8, 1), marks=pytest.mark.exhaustive)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import rules, testing, verification
+from specjax import rules, verification
 from specjax.decoding import method as methods
 from specjax.partitioning import make_mesh
 from specjax.types import PromptBatch, Sampling
@@ -26,22 +26,13 @@ PROMPTS = [[100, 50], [7], [200, 9, 31], [44], [150], [91, 91]]
 OWN = ("residual", "bonus", "verifier")
 
 
-def near(model, seed, noise):
-    table = model.params + noise * jnp.asarray(testing.random_table(seed, 259, 1))
-    return dataclasses.replace(model, params=table)
-
-
 @pytest.fixture(scope="module")
 def models():
     verifier = tiny_pair.tabular(1)
     # Rows of several rounds.
-    table = verifier.params.at[:, 1].add(-2.0)
-    verifier = dataclasses.replace(verifier, params=table)
-    named = {"drafter": 0.3, "small": 0.6}
-    return specjax.Pair(
-        verifier=verifier,
-        **{name: near(verifier, i, x) for i, (name, x) in enumerate(named.items(), 5)},
-    )
+    verifier = dataclasses.replace(verifier, params=verifier.params.at[:, 1].add(-2.0))
+    small = tiny_pair.near(verifier, 6, 0.6)
+    return specjax.Pair(tiny_pair.near(verifier, 5, 0.3), verifier, small=small)
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +105,9 @@ def test_counts_agree_with_those_of_rounds(pair):
     assert decoder(PROMPTS, seed=3, sources=True)[1].sources.count("verifier") == 0
 
 
-def test_an_end_inside_a_block_cuts_the_sources(pair):
-    whole = specjax.Decoder(pair, max_draft=G, **GREEDY)(PROMPTS, sources=True)
-    row = next(row for row in whole if row.sources[:2] == ("drafter",) * 2)
-    short = specjax.Decoder(pair, max_draft=G, **{**GREEDY, "max_new_tokens": 1})
-    assert short(PROMPTS, sources=True)[row.index].sources == ("drafter",)
-
-
 def test_each_position_has_the_name_of_its_drafter(models):
     plan = specjax.drafting.Cascade(((2, 1), (0, 0)), models=("drafter", "small"))
-    decoder = specjax.Decoder(models, drafting=plan, **GREEDY)
-    for row in decoder(PROMPTS, sources=True):
+    for row in specjax.Decoder(models, drafting=plan, **GREEDY)(PROMPTS, sources=True):
         large, small = (agreeing(models.named[name], row) for name in ("drafter", "small"))
 
         def drafts(place, large=large, small=small):
@@ -132,6 +115,21 @@ def test_each_position_has_the_name_of_its_drafter(models):
             return found + one_drafter(small, 1, "small")(place + 2) if len(found) == 2 else found
 
         assert list(row.sources) == expected(row, 3, drafts)
+
+
+def test_copies_come_from_the_lookup(pair):
+    plan = specjax.drafting.Lookup(min_match=3)
+    result = specjax.Decoder(pair, drafting=plan, max_draft=G, **GREEDY)(PROMPTS, sources=True)
+    copied = 0
+    for row in result:
+        context = [*PROMPTS[row.index], *row.tokens.tolist()]
+        start = len(context) - len(row.tokens)
+        for place, name in enumerate(row.sources):
+            if name == "lookup" and (place == 0 or row.sources[place - 1] != "lookup"):
+                ending = context[start + place - 3 : start + place + 1]
+                assert ending in [context[i : i + 4] for i in range(start + place - 3)]
+                copied += 1
+    assert copied and any("drafter" in row.sources for row in result)
 
 
 def test_a_reviewer_has_its_own_tokens(models):
@@ -154,25 +152,6 @@ def test_a_reviewer_has_its_own_tokens(models):
             )
         found.update(row.sources)
     assert set(found) == {"drafter", "small", "residual", "bonus"}
-
-
-def test_copies_come_from_the_lookup(pair):
-    decoder = specjax.Decoder(
-        pair, drafting=specjax.drafting.Lookup(min_match=3), max_draft=G, **GREEDY
-    )
-    result = decoder(PROMPTS, sources=True)
-    copied = 0
-    for row in result:
-        context = [*PROMPTS[row.index], *row.tokens.tolist()]
-        start = len(context) - len(row.tokens)
-        runs = [place for place, name in enumerate(row.sources) if name == "lookup"]
-        for place in runs:
-            if place == 0 or row.sources[place - 1] != "lookup":
-                ending = context[start + place - 3 : start + place + 1]
-                earlier = [context[i : i + 4] for i in range(start + place - 3)]
-                assert ending in earlier
-                copied += 1
-    assert copied and any("drafter" in row.sources for row in result)
 
 
 def test_cascades_have_the_name_of_the_model_that_wrote(pair):
@@ -199,56 +178,47 @@ def test_cascades_have_the_name_of_the_model_that_wrote(pair):
     assert alone.sources == ("verifier",) * len(alone.tokens)
 
 
-def test_a_row_that_ends_by_nan_has_the_sources_of_its_tokens(models):
-    drafter, verifier = models.named["drafter"], models.verifier
-    broken = dataclasses.replace(verifier, params=verifier.params.at[:, 5].set(jnp.nan))
-    pair = specjax.Pair(drafter, broken)
+def test_rows_that_end_inside_a_block_or_by_nan(pair):
+    whole = specjax.Decoder(pair, max_draft=G, **GREEDY)(PROMPTS, sources=True)
+    row = next(row for row in whole if row.sources[:2] == ("drafter",) * 2)
+    short = specjax.Decoder(pair, max_draft=G, **{**GREEDY, "max_new_tokens": 1})
+    assert short(PROMPTS, sources=True)[row.index].sources == ("drafter",)
+    params = pair.verifier.params.at[:, 5].set(jnp.nan)
+    broken = specjax.Pair(pair.drafter, dataclasses.replace(pair.verifier, params=params))
     with pytest.warns(UserWarning, match="NaN"):
-        row = specjax.Decoder(pair, max_draft=G, **GREEDY)(PROMPTS[:1], sources=True)[0]
+        row = specjax.Decoder(broken, max_draft=G, **GREEDY)(PROMPTS[:1], sources=True)[0]
     assert row.ended_by == "nan" and row.sources == ()
     assert repr(row.show()) == "0: \nsource of 0 tokens: none"
 
 
-def test_a_mesh_a_slot_and_an_engine_change_nothing(models, pair):
-    options = {"max_draft": G, **GREEDY}
-    one = specjax.Decoder(pair, **options)(PROMPTS, sources=True, log_probs=True)
-    split = {
-        name: dataclasses.replace(model, mesh=make_mesh(data=2, model=1))
-        for name, model in models.named.items()
-    }
-    both = specjax.Pair(split["drafter"], split["verifier"])
-    spread = specjax.Decoder(both, **options)(PROMPTS, sources=True)
-    assert [row.sources for row in spread] == [row.sources for row in one]
-    engine = specjax.Decoder(pair, **options).engine(prompt_length=32, sources=True)
-    for prompt in reversed(PROMPTS):
+def test_a_mesh_a_slot_and_an_engine_change_nothing(pair):
+    decoder = specjax.Decoder(pair, max_draft=G, **GREEDY)
+    one = decoder(PROMPTS, sources=True, log_probs=True)
+    mesh = make_mesh(data=2, model=1)
+    split = (dataclasses.replace(x, mesh=mesh) for x in (pair.drafter, pair.verifier))
+    spread = specjax.Decoder(specjax.Pair(*split), max_draft=G, **GREEDY)(PROMPTS, sources=True)
+    engine = decoder.engine(prompt_length=32, sources=True)
+    for prompt in PROMPTS:
         engine.add(specjax.Request(prompt))
-    rows = []
-    while engine.unfinished:
-        rows += engine.step()
-    found = {len(PROMPTS) - 1 - row.index: row.sources for row in rows}
-    assert found == {row.index: row.sources for row in one}
+    rows = tiny_pair.finished_rows(engine)
+    for i, row in enumerate(one):
+        assert row.sources == spread[i].sources == rows[i, 0].sources
     assert pickle.loads(pickle.dumps(one)).rows[0].sources == one[0].sources
     assert one[0].to_dict()["sources"] == list(one[0].sources)
 
 
-def test_programs_without_sources_know_nothing_of_them(models, pair):
-    plan = specjax.drafting.Cascade(((2, 1), (0, 2)), models=("drafter", "small"))
-    decoders = [
-        specjax.Decoder(pair, max_draft=G, **SHAPE),
-        specjax.Decoder(models, drafting=plan, **SHAPE),
-        specjax.Decoder(
-            pair, method=specjax.decoding.TokenCascade(), rule=rules.Chow(0.5), **SHAPE
-        ),
-    ]
-    batch = PromptBatch(
-        np.ones((2, 32), np.int32), np.ones(2, np.int32), np.arange(2), np.full(2, 16)
-    )
-    for decoder in decoders:
-        lowered = []
+def test_programs_without_sources_know_nothing_of_them(models):
+    zeros, ones = np.ones((2, 32), np.int32), np.ones(2, np.int32)
+    batch = PromptBatch(zeros, ones, np.arange(2), np.full(2, 16))
+    for parts in (
+        {"max_draft": G},
+        {"drafting": specjax.drafting.Cascade(((2, 1), (0, 2)), models=("drafter", "small"))},
+        {"method": specjax.decoding.TokenCascade(), "rule": rules.Chow(0.5)},
+    ):
+        decoder, programs = specjax.Decoder(models, **parts, **SHAPE), []
         for wanted in (False, True):
-            method, params = decoder.method, decoder.params
-            state = method.init(params, batch, max_new=20, sources=wanted)
-            given = method, params, state, np.int32(9), np.int32(2), None
-            lowered.append(methods.jitted_run().trace(*given).lower().as_text())
+            state = decoder.method.init(decoder.params, batch, max_new=20, sources=wanted)
+            given = decoder.method, decoder.params, state, np.int32(9), np.int32(2), None
+            programs.append(methods.jitted_run().trace(*given).lower().as_text())
         # The codes are the only 8-bit integers.
-        assert ["xi8>" in text for text in lowered] == [False, True]
+        assert ["xi8>" in text for text in programs] == [False, True]

@@ -65,23 +65,29 @@ def test_greedy_text_is_the_verifiers_own(pair, alone, policy):
 
 
 def test_bounds_and_thresholds_set_the_lengths(pair):
-    def drafted(policy, **options):
-        decoder = specjax.Decoder(pair, max_draft=4, stopping=policy, **options, **SHAPE)
-        return mean_drafted(decoder(PROMPTS))
+    def decoder(policy, **options):
+        return specjax.Decoder(pair, max_draft=4, stopping=policy, **options, **SHAPE)
 
-    one, all_four = drafted(drafting.Confidence(1.0)), drafted(drafting.Confidence(0.0))
-    assert one <= 1.0 and all_four > 3.0  # a row's last rounds may be cut by its length
+    def drafted(*policy, **options):
+        return mean_drafted(decoder(*policy, **options)(PROMPTS))
+
+    all_four = drafted(drafting.Confidence(0.0))
+    with count_compilations() as counted:  # another threshold compiles nothing
+        assert drafted(drafting.Confidence(1.0)) <= 1.0
+    assert counted.compiled == counted.read == 0
+    assert all_four > 3.0  # a row's last rounds may be cut by its length
     assert drafted(drafting.Confidence(1.0), min_draft=3) > 2.5
-    message = r"Budget\(tokens=1\) drafts nothing while 3 rows may draft.*: give more tokens"
-    with pytest.warns(UserWarning, match=message):
-        assert drafted(drafting.Budget(1)) == 0.0  # the rows' own tokens fill it
+    # A policy that is bound has its own numbers.
+    own = specjax.WithParams(*drafting.Confidence(0.3).bind())
+    assert decoder(own)(PROMPTS).texts == decoder(drafting.Confidence(0.3))(PROMPTS).texts
 
 
 def test_a_budget_that_the_rows_fill_is_reported(pair):
     def decoder(tokens, **options):
         return specjax.Decoder(pair, stopping=drafting.Budget(tokens), **options, **SHAPE)
 
-    with pytest.warns(UserWarning, match=r"Budget\(tokens=2\) drafts nothing while 2 rows may"):
+    message = r"Budget\(tokens=2\) drafts nothing while 2 rows may draft.*: give more tokens"
+    with pytest.warns(UserWarning, match=message):
         result = decoder(2)(PROMPTS[:2])
     assert result.info.drafted == 0
     with pytest.warns(UserWarning, match="while 3 rows may draft"):
@@ -96,27 +102,18 @@ def test_a_budget_that_the_rows_fill_is_reported(pair):
     "policy", [drafting.Confidence(0.4), drafting.Survival(), drafting.FixedLength()], ids=repr
 )
 def test_numbers_of_a_policy_are_given_once(pair, policy):
-    name = type(policy).__name__
-    message = (
-        f"stopping=WithParams({name}(...), params) must have no params, because this policy ne"
-    )
+    name = f"{type(policy).__name__}(...)"
+    message = f"stopping=WithParams({name}, params) must have no params, because this policy ne"
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         specjax.Decoder(pair, stopping=specjax.WithParams(policy, 5), **SHAPE)
     assert str(error.value).endswith(f": write stopping={policy!r}")
 
 
-def test_a_policy_that_is_bound_has_its_params(pair):
-    whole = specjax.Decoder(pair, stopping=drafting.Confidence(0.3), **SHAPE)
-    own = specjax.WithParams(*drafting.Confidence(0.3).bind())
-    found = specjax.Decoder(pair, stopping=own, **SHAPE)(PROMPTS[:2])
-    assert found.texts == whole(PROMPTS[:2]).texts
-
-
 def test_rates_are_those_of_the_paper(pair):
     info = specjax.Decoder(pair, max_draft=4, **SHAPE)(PROMPTS).info
     rows = info.per_row
-    emitted, calls = rows.emitted.sum(), rows.verifier_calls.sum()
-    assert info.verification_rate == pytest.approx(calls / emitted)
+    emitted = rows.emitted.sum()
+    assert info.verification_rate == pytest.approx(rows.verifier_calls.sum() / emitted)
     # What was drafted or drawn was emitted or discarded, but for a last token past the end.
     lost = rows.drafted + rows.rounds - rows.emitted - rows.discarded
     assert set(lost.tolist()) <= {0, 1}
@@ -126,23 +123,21 @@ def test_rates_are_those_of_the_paper(pair):
 def test_costs_decide(pair, alone):
     def decode(**changes):
         policy = drafting.CostAware(costs(pair, **changes))
-        return specjax.Decoder(pair, max_draft=4, stopping=policy, sampling=Sampling(0.0), **SHAPE)(
-            PROMPTS
+        decoder = specjax.Decoder(
+            pair, max_draft=4, stopping=policy, sampling=Sampling(0.0), **SHAPE
         )
+        return decoder(PROMPTS)
 
     cheap, dear = decode(), decode(draft=(5.0, 5.0))
     assert cheap.texts == dear.texts == alone
     assert mean_drafted(cheap) > 1.0 and mean_drafted(dear) == 0.0
-
-
-def test_costs_of_other_sizes_are_told(pair):
-    few = drafting.CostAware(costs(pair, rows=(4, 8)))
-    with pytest.raises(
-        ValueError, match="are those of 4 to .* rows, but the batch has 1: .*--rows 1 4"
+    for of, options, message in (
+        ({"machine": "elsewhere"}, {"max_draft": 4}, r"on another machine \(elsewhere, not"),
+        ({}, {"max_draft": 6}, "of up to 4 tokens, but max_draft is 6, .*--drafts 6"),
     ):
-        specjax.Decoder(pair, stopping=few, max_draft=4, batch_size=1)
-    with pytest.warns(UserWarning, match="of up to 4 tokens, but max_draft is 6, .*--drafts 6"):
-        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), max_draft=6, **SHAPE)
+        policy = drafting.CostAware(costs(pair, **of))
+        with pytest.warns(UserWarning, match=message):
+            specjax.Decoder(pair, stopping=policy, **options, **SHAPE)
 
 
 def test_a_draft_ends_with_the_text(pair):
@@ -152,18 +147,6 @@ def test_a_draft_ends_with_the_text(pair):
     rows = decoder(PROMPTS, seed=1).info.per_row
     fixed = specjax.Decoder(pair, max_draft=8, **SHAPE)(PROMPTS, seed=1).info.per_row
     assert rows.drafted.sum() / rows.rounds.sum() < fixed.drafted.sum() / fixed.rounds.sum()
-
-
-def test_costs_of_another_pair_or_machine_are_told(pair):
-    with pytest.raises(ValueError, match=r"costs belong to another pair \(a\+b, not"):
-        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair, pair="a+b")))
-    with pytest.warns(UserWarning, match="measured on another machine \\(elsewhere, not"):
-        specjax.Decoder(
-            pair,
-            batch_size=8,
-            max_draft=4,
-            stopping=drafting.CostAware(costs(pair, machine="elsewhere")),
-        )
 
 
 @pytest.mark.exhaustive
@@ -181,14 +164,6 @@ def test_the_page_runs_as_printed(pair, monkeypatch):
     assert len(names["result"]) == 16
 
 
-def test_another_threshold_compiles_nothing(pair):
-    options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
-    specjax.Decoder(pair, stopping=drafting.Confidence(0.1), **options)(PROMPTS)
-    with count_compilations() as counted:
-        specjax.Decoder(pair, stopping=drafting.Confidence(0.2), **options)(PROMPTS)
-    assert counted.compiled == counted.read == 0
-
-
 def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
     asked = []
 
@@ -198,32 +173,24 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
         return costs(of)
 
     monkeypatch.setattr(setting, "measure_costs", measured)
-    options = {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
-    decoder = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
-    rows = decoder.batch_size
-    assert asked == [([1, rows], (1, 2, 4, 5))] and decoder.costs == costs(pair)
-    assert decoder(PROMPTS).texts == alone
+
+    def decoder(policy=None, **options):
+        policy = drafting.CostAware(policy)
+        options |= {"max_draft": 4, "sampling": Sampling(0.0), **SHAPE}
+        return specjax.Decoder(pair, stopping=policy, **options)
+
+    first = decoder()
+    assert asked == [([1, first.batch_size], (1, 2, 4, 5))] and first.costs == costs(pair)
+    assert first(PROMPTS).texts == alone
     with setting.measured_costs(costs(pair)):
-        again = specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
-    assert len(asked) == 1 and again.describe() == decoder.describe()
-    assert again.costs == decoder.costs
+        again = decoder()
+    assert len(asked) == 1 and again.costs == first.costs
     with setting.measured_costs(dataclasses.replace(costs(pair), pair="another")):
-        specjax.Decoder(pair, stopping=drafting.CostAware(), **options)
+        decoder()
     assert len(asked) == 2
-    own = specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), **options)
-    assert own.costs is None and own.describe() == decoder.describe()
-
-
-def test_costs_of_smaller_batches_are_refused(pair):
-    with pytest.raises(ValueError, match="to 8 rows, but the batch has 9"):
-        specjax.Decoder(pair, stopping=drafting.CostAware(costs(pair)), batch_size=9)
-
-
-def test_an_engine_has_no_more_rows_than_the_costs(pair):
-    policy = drafting.CostAware(costs(pair))
-    decoder = specjax.Decoder(pair, batch_size=8, max_draft=4, stopping=policy)
-    with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: make the Decoder"):
-        decoder.engine(prompt_length=8, rows=9)
+    own, given = decoder(costs(pair)), decoder(costs=costs(pair))
+    assert len(asked) == 2 and own.costs is given.costs is given.length is None
+    assert first.describe() == again.describe() == own.describe() == given.describe()
 
 
 # A drafted token costs a tenth of a verifier's pass, and wide passes cost no more.
@@ -255,42 +222,45 @@ def test_where_no_draft_pays_the_verifier_decodes_alone(pair, alone):
     assert result.texts == alone and "drafter" not in result.info.per_row.calls
 
 
-def test_given_costs_serve_a_policy_without_costs(pair):
-    policy, given = drafting.CostAware(), costs(pair)
-    options = {"max_draft": 4, "batch_size": 8}
-    decoder = specjax.Decoder(pair, stopping=policy, costs=given, **options)
-    own = specjax.Decoder(pair, stopping=drafting.CostAware(given), **options)
-    assert decoder.describe() == own.describe() and decoder.length is decoder.costs is None
+RATES = {"acceptance": (0.7, 0.7), **CHEAP}
+AWARE = {"stopping": drafting.CostAware()}
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "of", "message"),
     [
-        ({"max_draft": 3}, "costs must be left out: they are for stopping=CostAware"),
-        ({"min_draft": 2}, "costs must be left out: .* min_draft, stopping and widths are left"),
-        ({"widths": (1, 6)}, "costs must be left out: "),
-        ({"stopping": "Confidence(0.4)"}, "costs must be left out"),
-        ({"rule": "OPT(0.2)"}, "costs must be left out"),
-        ({"drafting": "Lookup()"}, "costs must be left out"),
-        ({"method": "TokenCascade()", "rule": "Chow(0.3)"}, "costs must be left out"),
-        ({"sampling": Sampling(1.5)}, "which must include 1.5 to 1.5: measure it with `specjax"),
-        ({"batch_size": 9}, "the costs are those of 1 to 8 rows, but the batch has 9"),
-        ({"costs": {}}, "costs must be "),
-        ({"max_draft": 0, "costs": None}, "max_draft must be .* at least 1, got 0"),
+        ({"max_draft": 3}, RATES, "costs must be left out: they are for stopping=CostAware"),
+        ({"min_draft": 2}, RATES, "costs must be left out: .* min_draft, stopping and widths are"),
+        ({"widths": (1, 6)}, RATES, "costs must be left out: "),
+        ({"stopping": "Confidence(0.4)"}, RATES, "costs must be left out"),
+        ({"rule": "OPT(0.2)"}, RATES, "costs must be left out"),
+        ({"drafting": "Lookup()"}, RATES, "costs must be left out"),
+        ({"method": "TokenCascade()", "rule": "Chow(0.3)"}, RATES, "costs must be left out"),
+        ({"sampling": Sampling(1.5)}, RATES, "which must include 1.5 to 1.5: measure it with `sp"),
+        ({"batch_size": 9}, RATES, "the costs are those of 1 to 8 rows, but the batch has 9"),
+        ({"costs": {}}, RATES, "costs must be "),
+        ({}, {}, r"the temperatures \(\), which must include"),
+        (
+            {},
+            {**RATES, "widths": (1,), "verifier": ((1.0,),) * 2},
+            r"costs has the widths \(1,\), and a draft needs",
+        ),
+        ({**AWARE, "batch_size": 9}, {}, "to 8 rows, but the batch has 9"),
+        (
+            {**AWARE, "batch_size": 1},
+            {"rows": (4, 8)},
+            "are those of 4 to .* rows, but the batch has 1: .*--rows 1 4",
+        ),
+        (AWARE, {"pair": "a+b"}, r"costs belong to another pair \(a\+b, not"),
     ],
 )
-def test_costs_that_choose_nothing_are_refused(pair, options, message):
-    given = {"costs": costs(pair, acceptance=(0.7, 0.7), **CHEAP), "batch_size": 8, **options}
+def test_costs_that_do_not_fit_are_refused(pair, options, of, message):
+    given = {"costs": costs(pair, **of), "batch_size": 8, **options}
     with pytest.raises(specjax.UserError, match=message):
         specjax.Decoder(pair, **given)
 
 
-def test_costs_without_a_width_of_drafts_choose_nothing(pair):
-    given = drafting.Costs((1,), (1,), (0.1,), ((1.0,),), temperatures=(1.0,), acceptance=(0.7,))
-    with pytest.raises(specjax.UserError, match=r"costs has the widths \(1,\), and a draft needs"):
-        specjax.Decoder(pair, costs=given, batch_size=1)
-
-
-def test_costs_without_an_acceptance_choose_nothing(pair):
-    with pytest.raises(specjax.UserError, match=r"the temperatures \(\), which must include"):
-        specjax.Decoder(pair, costs=costs(pair), batch_size=8)
+def test_an_engine_has_no_more_rows_than_the_costs(pair):
+    decoder = specjax.Decoder(pair, batch_size=8, max_draft=4, costs=costs(pair), **AWARE)
+    with pytest.raises(ValueError, match="rows must be at most 8, .* got 9: make the Decoder"):
+        decoder.engine(prompt_length=8, rows=9)

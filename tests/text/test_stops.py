@@ -56,24 +56,22 @@ def pair():
     return specjax.Pair(model(1), model(2))
 
 
-def end_of(tokens, words, strings):
+def end_of(tokens, strings=STOPS):
     """How many tokens a row has, one after the other, and whether a string ends it."""
     for count in range(1, len(tokens) + 1):
-        if any(string in words.decode(tokens[:count]) for string in strings):
+        if any(string in Words().decode(tokens[:count]) for string in strings):
             return count, True
     return len(tokens), False
 
 
-def check_cut(row, whole, words=None, strings=STOPS, unread=False):
+def check_cut(row, whole, unread):
     """A row is the whole one up to its stop string; says whether it has one.
 
     `unread`: the verifier does not read an end that the drafter writes, up to 10 tokens.
     """
-    words = words or Words()
-    eos = [words.eos_ids[0]] if whole.ended_by == "eos" else []
-    count, found = end_of(whole.tokens.tolist(), words, strings)
+    count, found = end_of(whole.tokens.tolist())
     assert row.tokens.tolist() == whole.tokens[:count].tolist()
-    emitted = count + (0 if found else len(eos))
+    emitted = count + (not found and whole.ended)
     assert row.info.emitted == emitted
     np.testing.assert_array_equal(row.log_probs_target, whole.log_probs_target[:emitted])
     if unread and np.isnan(row.info.log_prob):
@@ -82,8 +80,8 @@ def check_cut(row, whole, words=None, strings=STOPS, unread=False):
         np.testing.assert_array_equal(row.log_probs, whole.log_probs[:emitted])
         np.testing.assert_allclose(row.info.log_prob, whole.log_probs[:emitted].sum(), rtol=1e-5)
     assert row.ended_by == ("stop" if found else whole.ended_by)
-    text = words.decode(whole.tokens[:count].tolist())
-    assert row.text == stops.cut(text, strings) and not any(s in row.text for s in strings)
+    text = Words().decode(row.tokens.tolist())
+    assert row.text == stops.cut(text, STOPS) and not any(s in row.text for s in STOPS)
     assert found == (row.text != text)
     return found
 
@@ -155,6 +153,24 @@ def test_a_draft_ends_at_its_stop_string(pair, name):
         assert row.info.verifier_calls == written + (name == "BiLD")
 
 
+def test_a_mesh_slots_and_resuming_change_nothing(pair):
+    options = {"stop": STOPS, "rule": rules.OPT(0.3)}
+    whole = specjax.Decoder(pair, **options, **SHAPE)(PROMPTS, seed=4)
+    rounds = {row.index: int(row.info.rounds) for row in whole if row.index % 3}
+    few = specjax.Decoder(pair, **options, **{**SHAPE, "batch_size": 3})
+    rest = {row.index: row for row in few.rows(PROMPTS, seed=4, done=rounds)}
+    assert rest.keys() == set(range(14)) - rounds.keys()
+    mesh = make_mesh(data=2, model=1)
+    spread = specjax.Pair(model(1, mesh), model(2, mesh))
+    there = specjax.Decoder(spread, **options, **SHAPE)(PROMPTS, seed=4)
+    for row in (*rest.values(), *there):
+        assert row.tokens.tolist() == whole[row.index].tokens.tolist()
+        assert (row.text, row.ended_by) == (whole[row.index].text, whole[row.index].ended_by)
+    assert {"stop", "eos"} <= set(whole.ended_by)
+    assert few.describe()["stop"] == [*STOPS]
+    assert "stop" not in specjax.Decoder(pair, **SHAPE).describe()
+
+
 def test_the_sequence_cascade_decides_about_the_cut_response(pair):
     options = {**SHAPE, "sampling": Sampling(0.0)}
     alone = [
@@ -171,26 +187,6 @@ def test_the_sequence_cascade_decides_about_the_cut_response(pair):
     assert "stop" in alone[0].ended_by and "stop" in alone[1].ended_by
 
 
-def test_slots_and_resuming_change_nothing(pair):
-    options = {"stop": STOPS, "rule": rules.OPT(0.3), **SHAPE}
-    whole = specjax.Decoder(pair, **options)(PROMPTS, seed=4)
-    decoder = specjax.Decoder(pair, **{**options, "batch_size": 3})
-    rounds = {row.index: int(row.info.rounds) for row in whole if row.index % 3}
-    rest = {row.index: row for row in decoder.rows(PROMPTS, seed=4, done=rounds)}
-    assert rest.keys() == set(range(14)) - rounds.keys()
-    for i, row in rest.items():
-        assert row.tokens.tolist() == whole[i].tokens.tolist()
-        assert (row.text, row.ended_by) == (whole[i].text, whole[i].ended_by)
-    assert {"stop", "eos"} <= set(whole.ended_by)
-
-
-def test_a_mesh_changes_nothing(pair):
-    options = {"stop": STOPS, **SHAPE}
-    mesh = make_mesh(data=2, model=1)
-    here, there = (specjax.Decoder(model(1, where), **options)(PROMPTS) for where in (None, mesh))
-    assert here.texts == there.texts and here.ended_by == there.ended_by
-
-
 def test_the_law_of_stopped_rows_is_the_stopped_law(pair):
     """By enumeration: the verifier's law of texts, each cut at its stop string."""
     strings, longest, rows = ("ab", "c"), 3, 4000
@@ -202,7 +198,7 @@ def test_the_law_of_stopped_rows_is_the_stopped_law(pair):
         for token in tokens:
             chance, last = chance * probs[last, token], token
         whole = tokens[: tokens.index(1)] if 1 in tokens else tokens
-        count, found = end_of(list(whole), Words(), strings)
+        count, found = end_of(list(whole), strings)
         ended = "stop" if found else "eos" if 1 in tokens else "length"
         key = (tuple(whole[:count]), ended)
         law[key] = law.get(key, 0.0) + chance
@@ -295,7 +291,7 @@ def test_a_special_token_ends_rows(pair, name):
     for row, other in zip(stopped, whole, strict=True):
         tokens = other.tokens.tolist()
         places = [tokens.index(0) + 1] if 0 in tokens else []
-        count, found = end_of(tokens, Words(), ("bab",))
+        count, found = end_of(tokens, ("bab",))
         places += [count] if found else []
         assert row.tokens.tolist() == tokens[: min(places, default=len(tokens))]
         assert row.ended_by == ("stop" if places else other.ended_by)
@@ -363,11 +359,6 @@ def test_the_automaton_finds_what_find_finds():
                 read += bytes([rng.choice(b"abc")])
                 state = steps[state, read[-1]]
                 assert (state == len(steps) - 1) == any(s in read for s in strings)
-
-
-def test_a_decoder_describes_its_stop_strings(pair):
-    assert "stop" not in specjax.Decoder(pair, **SHAPE).describe()
-    assert specjax.Decoder(pair, stop=("Q", "R", "Q"), **SHAPE).describe()["stop"] == ["Q", "R"]
 
 
 def test_a_state_and_its_table_belong_together(pair):

@@ -95,38 +95,32 @@ def test_a_row_of_a_built_in_pair_is_its_pieces(name):
             assert count > 2 * len(want) or stop or every > 1
 
 
-def test_rows_of_any_method_are_their_pieces():
-    models = specjax.Pair(tiny_pair.tabular(2), tiny_pair.tabular(1))
-    prompts, options = (
-        [f"prompt {i}" for i in range(11)],
-        {"seed": 5, "max_new_tokens": [9, *range(2, 12)]},
-    )
-    for parts in (
-        {"verification": verification.GreedyBlock(), "max_draft": 3},
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"verification": verification.GreedyBlock(), "max_draft": 3, "stop": ("bab", "\n")},
         {"stopping": drafting.Confidence(0.3), "rule": rules.OPT(0.1)},
         {"method": specjax.decoding.TokenCascade(), "rule": rules.Chow(0.5)},
-    ):
-        decoder = specjax.Decoder(models, max_new_tokens=12, batch_size=4, buckets=(16,), **parts)
-        found = dict.fromkeys(range(11), "")
-        for place, text in decoder.stream_tokens(prompts, **options):
-            found[place] += text
-        assert list(found.values()) == decoder(prompts, **options).texts
-
-
-def test_an_engine_streams_its_requests():
-    decoder = specjax.Decoder(
-        tiny_pair.tabular(1), max_new_tokens=12, batch_size=4, buckets=(16,), stop=("bab", "\n")
-    )
-    want = decoder(["one", "two", "three"], seed=5)
+    ],
+    ids=("chain", "adaptive", "cascade"),
+)
+def test_rows_of_any_method_are_their_pieces(parts):
+    models = specjax.Pair(tiny_pair.tabular(2), tiny_pair.tabular(1))
+    decoder = specjax.Decoder(models, max_new_tokens=12, batch_size=4, buckets=(16,), **parts)
+    prompts, limits = [f"prompt {i}" for i in range(11)], [9, *range(2, 12)]
+    want = decoder(prompts, seed=5, max_new_tokens=limits)
+    found = [""] * 11
+    for place, text in decoder.stream_tokens(prompts, seed=5, max_new_tokens=limits):
+        found[place] += text
+    assert found == want.texts
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
-    texts, rows = ["", "", ""], {}
-    for number, text in enumerate(("one", "two", "three")):
-        engine.add(specjax.Request(text, seed=5, id=number))
+    for number, text in enumerate(prompts[:3]):
+        engine.add(specjax.Request(text, seed=5, id=number, max_new_tokens=limits[number]))
+    texts, rows = [""] * 3, {}
     while engine.unfinished:
         for added in engine.stream_step():
             assert added.index not in rows and added.sample == 0
             texts[added.index] += added.text
             assert want[added.index].text.startswith(texts[added.index])
-            if added.row is not None:
-                rows[added.index] = added.row
-    assert texts == want.texts == [rows[i].text for i in range(3)]
+            rows |= {} if added.row is None else {added.index: added.row.text}
+    assert texts == [rows[i] for i in range(3)] == want.texts[:3]
