@@ -191,31 +191,23 @@ SOME = variants(
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_layout_of_a_cache_on_tpus(name):
-    golden, followed = follow(name, platform="tpu")
-    assert farthest(golden, followed) < TOLERANCE
+    assert farthest(*follow(name, platform="tpu")) < TOLERANCE
 
 
+@pytest.mark.parametrize("wrong", ["the token before", "the next boundary", "rejected tokens"])
 @pytest.mark.parametrize("name", SOME)
-def test_control_states_of_the_token_before(name):
-    golden, followed = follow(name, change=lambda states: jnp.roll(states, 1, axis=1))
-    assert farthest(golden, followed) > 0.1
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_control_states_of_the_next_boundary(name):
+def test_control_states_of(wrong, name):
     others = {
         "eagle3_official": (3, 5, 6),
         "dflash_zlab": (0, 2, 4),
         "gemma4_assistant/dense": (6,),
     }
-    golden, followed = follow(name, boundaries=others[name])
-    assert farthest(golden, followed) > 0.1
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_control_states_of_rejected_tokens(name):
-    golden, followed = follow(name, kept=1)
-    assert farthest(golden, followed) > 0.1
+    options = {
+        "the token before": {"change": lambda states: jnp.roll(states, 1, axis=1)},
+        "the next boundary": {"boundaries": others[name]},
+        "rejected tokens": {"kept": 1},
+    }
+    assert farthest(*follow(name, **options[wrong])) > 0.1
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name] != "gemma4"])
