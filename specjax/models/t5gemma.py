@@ -141,7 +141,7 @@ def _stack_names(hf: str, stack: str, attention: str) -> list[Renaming]:
         blocks["cross_attn"] = ("encoder_decoder_attention", "cross_attention")
     kernels = {f"mlp.{a}_proj": f"mlp/{b}" for a, b in MLP.items()}
     norms = {"feedforward": "mlp"}
-    scales = {}
+    scales: dict[str, str] = {}
     for theirs, (ours, norm) in blocks.items():
         kernels |= {f"{theirs}.{a}_proj": f"{ours}/{b}" for a, b in HEADS.items()}
         scales |= {f"{theirs}.{a}_norm": f"{ours}/{b}_norm" for a, b in HEADS.items()}
