@@ -196,16 +196,6 @@ def test_a_forced_prefix_equals_extending_by_it(name):
     assert error(last.logits[:, 0], expected) <= 1e-5
 
 
-def test_t5_prefills_its_start_token():
-    t = tiny("t5_v1_1")
-    model = type(t.model)(t.model.config.replace(decoder_start_token=3))
-    for prefill, start in ((t.prefill, 0), (quick_jit(model.prefill, static_argnums=2), 3)):
-        out = prefill(t.params, Prompts(INPUTS, LENGTHS), MAX_LENGTH)
-        assert out.tokens.dtype == out.positions.dtype == jnp.int32
-        np.testing.assert_array_equal(out.tokens, start)
-        np.testing.assert_array_equal(out.positions, 0)
-
-
 @pytest.mark.parametrize(
     ("name", "platform"),
     [("llama", "cpu"), ("llama", "tpu"), ("gemma4", "cpu"), ("gemma4", "tpu"), ("qwen3_5", "cpu")],
