@@ -28,11 +28,12 @@ from specjax.models.cache import (
     CacheLayout,
     RaggedCache,
     is_long,
+    places_from,
     without_nan,
     write_layer,
 )
 from specjax.models.config import ModelConfig, Style
-from specjax.models.layers import Dense, RMSNorm, normalised
+from specjax.models.layers import Dense, RMSNorm, normalise
 from specjax.models.position_encoding import MASKED, Rope, rotate
 from specjax.models.weights import normal_init
 from specjax.types import TreeShape, traced_dataclass
@@ -117,7 +118,7 @@ class Attention(nn.Module):
         keys = self._heads(made, "key_norm")
         values = (made if self.keyed_values else self.value(x)).reshape(keys.shape)
         if self.style.value_norms:
-            values = normalised(values, self.config.norm_eps).astype(values.dtype)
+            values = normalise(values, self.config.norm_eps).astype(values.dtype)
         return self.layout.arrange(keys if rope is None else rotate(keys, rope), values)
 
     def __call__(
@@ -328,20 +329,21 @@ def block_bias(length: int, window: int | None = None) -> Float32[Array, "1 1 1 
 
     The window is the number of positions that a query sees, including its own; None for all.
     """
-    # Computed on the device: a host array would be stored in each executable.
-    shape = (1, 1, 1, length, length)
-    age = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
-    age -= jax.lax.broadcasted_iota(jnp.int32, shape, 4)
-    seen = (age >= 0) & (age < (window or length))
-    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)
+    return around_bias(length, (window or length) - 1, 0)
 
 
 def around_bias(length: int, before: int, after: int) -> Float32[Array, "1 1 1 T T"]:
     """The mask of an encoder's window: a query sees so many positions before and after its own."""
+    # Computed on the device: a host array would be stored in each executable.
     shape = (1, 1, 1, length, length)
     age = jax.lax.broadcasted_iota(jnp.int32, shape, 3)
     age -= jax.lax.broadcasted_iota(jnp.int32, shape, 4)
     return jnp.where((age <= before) & (-age <= after), 0.0, MASKED).astype(jnp.float32)
+
+
+def seen_bias(seen: Bool[Array, "_ _ S"]) -> Float32[Array, "_ 1 1 _ S"]:
+    """The mask of attention by what each query sees."""
+    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
 
 @traced_dataclass
@@ -411,7 +413,7 @@ class Memory(NamedTuple):
             return _mask(seen, self.places(length)[..., None], self.slots()[:, None], window)
         keys = jnp.arange(self.max_length, dtype=jnp.int32)[None, None, :]
         start = self.positions[:, None, None]
-        queries = start + jnp.arange(length, dtype=jnp.int32)[None, :, None]
+        queries = places_from(self.positions, length)[..., None]
         seen = keys <= queries if self.written else keys < start
         return _mask(seen, queries, keys, window)
 
@@ -424,7 +426,7 @@ class Memory(NamedTuple):
     def places(self, length: int) -> Int32[Array, "B T"]:
         """The positions of a block's tokens in the text."""
         if self.tree is None:
-            return self.positions[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+            return places_from(self.positions, length)
         return self.positions[:, None] + self.tree.depths[:, -length:]
 
     def slots(self) -> Int32[Array, "_ S"]:
@@ -443,7 +445,7 @@ class Memory(NamedTuple):
         if nodes.shape[-1] == 0:
             return slots
         slots = jnp.broadcast_to(slots, (*nodes.shape[:-1], slots.shape[-1]))
-        numbers = self.positions[:, None] + jnp.arange(nodes.shape[-1], dtype=jnp.int32)[None]
+        numbers = places_from(self.positions, nodes.shape[-1])
 
         def put(row: Array, at: Array, new: Array) -> Array:
             return row.at[..., at].set(new, mode="drop", unique_indices=True)
@@ -462,7 +464,7 @@ class Memory(NamedTuple):
 def _mask(seen: Array, queries: Array, keys: Array, window: int | None) -> Array:
     if window is not None:
         seen = seen & (keys > queries - window)
-    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
+    return seen_bias(seen)
 
 
 def block_updates(

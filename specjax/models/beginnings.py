@@ -74,10 +74,10 @@ def next_beginning() -> tuple[Array, Cache] | None:
     return None if rest is None else (rest[0], rest[1].pop(0))
 
 
-def filled(empty: Any, beginning: Any) -> Any:
+def fill(empty: Any, beginning: Any) -> Any:
     """An empty cache of any number of rows and positions, filled with that of a beginning."""
 
-    def fill(empty: Array, part: Array) -> Array:
+    def fill_one(empty: Array, part: Array) -> Array:
         if math.prod(part.shape[2:]) == math.prod(empty.shape[2:]):
             part = part.reshape(*part.shape[:2], *empty.shape[2:])  # see `CacheLayout`
         rows = jnp.repeat(part, empty.shape[0] // part.shape[0], axis=0)
@@ -85,4 +85,4 @@ def filled(empty: Any, beginning: Any) -> Any:
         sizes = zip(empty.shape, kept.shape, strict=True)
         return jnp.pad(kept, [(0, wanted - size) for wanted, size in sizes])
 
-    return jax.tree.map(fill, empty, beginning)
+    return jax.tree.map(fill_one, empty, beginning)

@@ -172,7 +172,7 @@ def write(
     overwrite live entries. Tokens whose hidden state is NaN are not written: if they are padding of
     a prompt, their entries would make the other positions NaN.
     """
-    place = _places(positions, updates.computed.shape[1])
+    place = places_from(positions, updates.computed.shape[1])
     place = jnp.where(updates.computed, place, _NOWHERE + place - place[:, :1])
 
     def write_layers(axis: int, layers: tuple[Array, ...], blocks: tuple[Array, ...]) -> Any:
@@ -196,7 +196,7 @@ def write_layer(
 ) -> tuple[Array, Array]:
     """`write` for one layer; NaN entries become 0."""
     new_keys, new_values = without_nan(new_keys, new_values)
-    place = _places(positions, new_keys.shape[1 + layout.key_axis])
+    place = places_from(positions, new_keys.shape[1 + layout.key_axis])
     return (
         _write_at(layout.key_axis, keys, new_keys, place),
         _write_at(layout.value_axis, values, new_values, place),
@@ -221,7 +221,7 @@ def keep(
     The entry at `positions[b] + nodes[b, i]` moves to `positions[b] + 1 + i`. Entries that come
     from slots past the end are arbitrary; those that move there are dropped.
     """
-    place = _places(positions, nodes.shape[1] + 1)
+    place = places_from(positions, nodes.shape[1] + 1)
     source = place[:, :1] + nodes.astype(jnp.int32)
 
     def move(axis: int, layers: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -234,7 +234,8 @@ def keep(
     )
 
 
-def _places(positions: Integer[Array, " B"], length: int) -> Int32[Array, "B T"]:
+def places_from(positions: Integer[Array, " B"], length: int) -> Int32[Array, "B T"]:
+    """So many positions of each row, from its own."""
     # In 8-bit or unsigned dtypes, sums and differences of positions would wrap around.
     return positions.astype(jnp.int32)[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
 

@@ -19,6 +19,7 @@ from specjax.models.family import (
     T,
     constants,
     field,
+    renamings,
 )
 from specjax.models.model import CausalLM
 from specjax.models.position_encoding import rope_frequencies
@@ -175,22 +176,12 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
     """
     hf, layer = "model.layers.{i}", "decoder/layers_{i}"
     attention, ours = f"{hf}.self_attn", f"{layer}/self_attention"
+    kernels = {f"{a}_proj": b for a, b in HEADS.items()}
     return (
         Renaming("model.embed_tokens.weight", "token_embedder/embedding"),
-        *(
-            line
-            for a, b in HEADS.items()
-            for line in (
-                Renaming(f"{attention}.{a}_proj.weight", f"{ours}/{b}/kernel", T),
-                Renaming(f"{attention}.{a}_proj.bias", f"{ours}/{b}/bias"),
-                Renaming(f"{attention}.{a}_norm.weight", f"{ours}/{b}_norm/scale"),
-            )
-        ),
-        *(
-            Renaming(f"{hf}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
-            for a, b in MLP.items()
-        ),
-        *(Renaming(f"{hf}.{a}.weight", f"{layer}/{b}/scale") for a, b in norms.items()),
+        *renamings(attention, ours, kernels, {f"{a}_norm": f"{b}_norm" for a, b in HEADS.items()}),
+        *(Renaming(f"{attention}.{a}.bias", f"{ours}/{b}/bias") for a, b in kernels.items()),
+        *renamings(hf, layer, {f"mlp.{a}_proj": f"mlp/{b}" for a, b in MLP.items()}, norms),
         Renaming("model.norm.weight", "decoder/decoder_norm/scale"),
         Renaming("lm_head.weight", "decoder/logits_dense/kernel", T),
     )

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from specjax.compilation import product_precision
 from specjax.models.config import Routing
 from specjax.models.experts_kernel import MOST_TOKENS, fits, mixed_few
-from specjax.models.layers import MLP, activated
+from specjax.models.layers import MLP, activate
 from specjax.models.weights import (
     StoredWeight,
     Weight,
@@ -87,7 +87,7 @@ class Experts(nn.Module):
                 "share_scales", nn.initializers.ones, (count,), self.param_dtype, axes=("routes",)
             )
             shares = shares * jnp.take(scales.astype(jnp.float32), chosen, axis=0, mode="clip")
-        mix: Callable[..., Array] = functools.partial(_mixed, self.activations)
+        mix: Callable[..., Array] = functools.partial(_mix, self.activations)
         if (part := traced_partitioner()) is not None and part.mesh.size > 1:
             mix = _on_each_device(self.activations, part, x, stacks, biases)
         elif not is_for_one_device():
@@ -115,7 +115,7 @@ class Experts(nn.Module):
         ]
 
 
-# `_mixed` where a mesh splits the experts: each device adds what its own give. (The compiler would
+# `_mix` where a mesh splits the experts: each device adds what its own give. (The compiler would
 # gather the experts of all devices.)
 def _on_each_device(
     activations: tuple[str, ...],
@@ -142,14 +142,14 @@ def _on_each_device(
 
     def own(x: Array, shares: Array, chosen: Array, stacks: list[Weight], biases: Any) -> Array:
         first = jax.lax.axis_index(axis) * stacks[0].shape[0]
-        return jax.lax.psum(_mixed(activations, x, shares, chosen - first, stacks, biases), axis)
+        return jax.lax.psum(_mix(activations, x, shares, chosen - first, stacks, biases), axis)
 
     given = (rows, rows, rows, places, beside)
     return jax.shard_map(own, mesh=part.mesh, in_specs=given, out_specs=rows, check_vma=False)
 
 
 # What the experts in the stacks give, in shares; others may be chosen, too.
-def _mixed(
+def _mix(
     activations: tuple[str, ...],
     x: Float[Array, "B T E"],
     shares: Float32[Array, "B T k"],
@@ -207,15 +207,22 @@ def _in_groups(
     sizes = jnp.sum(numbers[None] == jnp.arange(count, dtype=jnp.int32)[:, None], 1, jnp.int32)
     tile = min(len(tokens), max(_TILE, len(numbers) // count))
 
+    def multiplied(rows: Array, stack: Array) -> Array:
+        return _multiply(tile, rows, stack, sizes)
+
     def projected(rows: Array, number: int) -> Array:
-        y = _product(rows, stacks[number], tile=tile, sizes=sizes, experts=experts)
+        stack = stacks[number]
+        if isinstance(stack, StoredWeight):
+            y = stack.product_of_stack(multiplied, rows, experts)
+        else:
+            y = multiplied(rows, stack.astype(rows.dtype))
         if biases is not None:
             y = y + jnp.take(biases[number].astype(y.dtype), experts, axis=0, mode="clip")
         return y
 
     rows = tokens[order // used]
     hidden = [
-        activated(activation, projected(rows, number))
+        activate(activation, projected(rows, number))
         for number, activation in enumerate(activations)
     ]
     y = projected(functools.reduce(operator.mul, hidden), -1).astype(jnp.float32)
@@ -224,25 +231,10 @@ def _in_groups(
     return jnp.sum(y, axis=1).reshape(x.shape)
 
 
-def _product(
-    rows: Float[Array, "R n"],
-    stack: Weight,
-    *,
-    tile: int,
-    sizes: Int32[Array, " X"],
-    experts: Int32[Array, " R"],
-) -> Float[Array, "R m"]:
-    if isinstance(stack, StoredWeight):
-        return stack.product_of_stack(
-            lambda rows, matrices: _grouped(tile, rows, matrices, sizes), rows, experts
-        )
-    return _grouped(tile, rows, stack.astype(rows.dtype), sizes)
-
-
 # The product of each row with its expert's matrix. The first rows are of the first expert, and so
 # on; those after the last expert's are arbitrary.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(
+def _multiply(
     tile: int, rows: Float[Array, "R n"], stack: Array, sizes: Int32[Array, " X"]
 ) -> Float[Array, "R m"]:
     in_loop = functools.partial(_in_loop, tile)
@@ -250,7 +242,7 @@ def _grouped(
 
 
 def _forward(tile: int, rows: Array, stack: Array, sizes: Array) -> tuple[Array, Any]:
-    return _grouped(tile, rows, stack, sizes), (rows, stack, sizes)
+    return _multiply(tile, rows, stack, sizes), (rows, stack, sizes)
 
 
 def _backward(tile: int, given: Any, slopes: Array) -> tuple[Array, Array, None]:
@@ -259,7 +251,7 @@ def _backward(tile: int, given: Any, slopes: Array) -> tuple[Array, Array, None]
     return (*pulled(slopes), None)
 
 
-_grouped.defvjp(_forward, _backward)
+_multiply.defvjp(_forward, _backward)
 
 
 def _in_kernel(rows: Array, stack: Array, sizes: Array) -> Array:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Float32
 
 from specjax.compilation import jit, product_precision
 from specjax.models.int8 import Int8Weight
-from specjax.models.layers import activated
+from specjax.models.layers import activate
 from specjax.models.weights import Weight
 
 # With more tokens a v5e takes longer to multiply an expert than to read it.
@@ -167,7 +167,7 @@ def _kernel(
 
     x = x_ref[...]
     hidden = [
-        activated(activation, projected(x, matrix[0].astype(x.dtype), *others))
+        activate(activation, projected(x, matrix[0].astype(x.dtype), *others))
         for activation, (matrix, *others) in zip(activations, projections[:-1], strict=True)
     ]
     y = inside(functools.reduce(operator.mul, hidden), 1).astype(x.dtype)

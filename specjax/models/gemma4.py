@@ -389,7 +389,6 @@ GEMMA4 = _family(
 )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Gemma4UnifiedConfig(Gemma4Config):
     """The text network of a Gemma 4 without encoders of images and sounds."""
 

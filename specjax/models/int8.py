@@ -58,7 +58,9 @@ class Int8Weight(StoredWeight):
             values, _ = jax.lax.optimization_barrier((weight.values, x))
             return weight._scaled(dot(x, values.astype(x.dtype)))
 
-        rows = _rows_of_piece(self.shape[0])
+        # Of equal pieces, as large as may be; None if the matrix is not cut.
+        sizes = range(min(_MOST_ROWS, self.shape[0] // 2), _LEAST_ROWS - 1, -1)
+        rows = next((size for size in sizes if self.shape[0] % size == 0), None)
         if rows is None or x.shape[0] >= _FEW_TOKENS or is_special():
             return whole(x, self)
 
@@ -155,12 +157,6 @@ def abstract_int8(params: Params, form: str | None) -> Params:
         return kind(values, scales)
 
     return jax.tree_util.tree_map_with_path(change, params)
-
-
-# The largest number of rows of equal pieces; None if the matrix is not cut.
-def _rows_of_piece(rows: int) -> int | None:
-    sizes = range(min(_MOST_ROWS, rows // 2), _LEAST_ROWS - 1, -1)
-    return next((size for size in sizes if rows % size == 0), None)
 
 
 def check_form(value: Any, name: str = "weights") -> str | None:

@@ -58,13 +58,13 @@ class RMSNorm(nn.Module):
         init = nn.initializers.zeros if self.plus_one else nn.initializers.ones
         scale = param_with_axes("scale", init, x.shape[-1:], self.param_dtype, axes=(self.axis,))
         scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
-        y = normalised(x, self.eps)
+        y = normalise(x, self.eps)
         if self.plus_one:
             return (y * (1.0 + scale.astype(jnp.float32))).astype(self.dtype)
         return y.astype(self.dtype) * scale.astype(self.dtype)
 
 
-def normalised(x: Array, eps: float) -> Array:
+def normalise(x: Array, eps: float) -> Array:
     """The vectors of the last axis divided by their root mean square, in float32."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
@@ -191,7 +191,7 @@ class MLP(nn.Module):
         names = ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]
         dense = functools.partial(Dense, dtype=self.dtype, param_dtype=self.param_dtype)
         hidden = [
-            activated(activation, dense(self.mlp_dim, ("embed", "mlp"), name=name)(x))
+            activate(activation, dense(self.mlp_dim, ("embed", "mlp"), name=name)(x))
             for activation, name in zip(self.activations, names, strict=True)
         ]
         y = functools.reduce(operator.mul, hidden)
@@ -199,7 +199,7 @@ class MLP(nn.Module):
         return dense(x.shape[-1], ("mlp", "embed"), name="wo")(y)
 
 
-def activated(name: str, x: Array) -> Array:
+def activate(name: str, x: Array) -> Array:
     """One of `ACTIVATIONS` of a hidden layer, or of the two that gpt-oss has instead."""
     if name == "clamped_swish":
         x = jnp.minimum(x, _LIMIT)

@@ -164,11 +164,8 @@ PHI3 = decoder_only_family(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Olmo2Config(RotaryConfig):
     """An OLMo 2."""
-
-    norm_eps: float = 1e-6
 
     differences = {"qk_norms": "all", "pre_norms": False, "post_norms": True}  # noqa: RUF012
 

@@ -23,7 +23,7 @@ from specjax import cpu_kernels
 from specjax.compilation import jit
 from specjax.models import cache as cache_lib
 from specjax.models.attention import Memory
-from specjax.models.beginnings import filled, next_beginning, note
+from specjax.models.beginnings import fill, next_beginning, note
 from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
 from specjax.models.config import DecoderOnlyConfig, ModelConfig
 from specjax.models.layers import TRANSPOSED
@@ -385,7 +385,7 @@ class CausalLM(Model):
         if continues and (common := next_beginning()) is not None:
             starts, beginning = common
             cache, states = self._continued(
-                params, tokens, positions, starts, filled(cache, beginning)
+                params, tokens, positions, starts, fill(cache, beginning)
             )
             return self._prefilled(cache, last, positions, tokens, states)
         read, seen = tokens[:, :-1], None

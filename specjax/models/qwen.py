@@ -6,7 +6,6 @@ has an RMS norm of each head's queries and keys instead of the biases.
 Source: Qwen Team 2024 and 2025; `transformers/models/qwen2`, `qwen3`, `qwen3_moe`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +30,6 @@ from specjax.models.decoder_only import (
 from specjax.models.family import Field, HFFields, field, only
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen2Config(RotaryConfig):
     """A Qwen 2 or 2.5. Published sizes have no window."""
 
@@ -71,7 +69,6 @@ QWEN2 = decoder_only_family(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3Config(RotaryConfig):
     """A Qwen 3. Published sizes have no window."""
 
@@ -100,7 +97,6 @@ QWEN3 = decoder_only_family(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(ExpertsConfig):
     """A Qwen 3 with experts. Published sizes have no window, and experts in all layers."""
 

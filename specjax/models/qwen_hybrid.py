@@ -28,7 +28,18 @@ from specjax.models.decoder_only import (
     rotary_fields,
     types_by_number,
 )
-from specjax.models.family import MLP, Field, HFFields, Nested, Renaming, T, constants, field, only
+from specjax.models.family import (
+    MLP,
+    Field,
+    HFFields,
+    Nested,
+    Renaming,
+    T,
+    constants,
+    field,
+    only,
+    renamings,
+)
 from specjax.models.qwen import sparse_fields
 from specjax.models.rope_scaling import RopeScaling
 
@@ -125,7 +136,6 @@ class Qwen35MoeConfig(WithExperts, Qwen35Config):
         return super().routing._replace(shared_dim=self.shared_expert_dim)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3NextConfig(Qwen35MoeConfig):
     """A Qwen3-Next. Published sizes have experts in all layers."""
 
@@ -170,25 +180,22 @@ _SHARED = field("shared_expert_intermediate_size", "shared_expert_dim", HFFields
 
 
 _HF, _OURS = "model.layers.{i}.linear_attn", "decoder/layers_{i}/delta"
+_JOINED = ("query", "key", "value")
 _SHARED_NAMES = (
     *(
         Renaming(f"{_HF}.conv1d.weight", f"{_OURS}/{name}_conv/kernel", part=i)
-        for i, name in enumerate(("query", "key", "value"))
+        for i, name in enumerate(_JOINED)
     ),
-    Renaming(f"{_HF}.out_proj.weight", f"{_OURS}/out/kernel", T),
     Renaming(f"{_HF}.A_log", f"{_OURS}/log_rate"),
     Renaming(f"{_HF}.dt_bias", f"{_OURS}/rate_bias"),
-    Renaming(f"{_HF}.norm.weight", f"{_OURS}/norm/scale"),
+    *renamings(_HF, _OURS, {"out_proj": "out"}, {"norm": "norm"}),
 )
 _QWEN35_NAMES = (
     *(
         Renaming(f"{_HF}.in_proj_qkv.weight", f"{_OURS}/{name}/kernel", T, part=i)
-        for i, name in enumerate(("query", "key", "value"))
+        for i, name in enumerate(_JOINED)
     ),
-    *(
-        Renaming(f"{_HF}.in_proj_{hf}.weight", f"{_OURS}/{name}/kernel", T)
-        for hf, name in {"z": "gate", "b": "beta", "a": "decay"}.items()
-    ),
+    *renamings(_HF, _OURS, {"in_proj_z": "gate", "in_proj_b": "beta", "in_proj_a": "decay"}, {}),
     *_SHARED_NAMES,
 )
 # In order for each head of the keys.
@@ -210,9 +217,8 @@ _MOE_NAMES = (
     Renaming(f"{_HF}.experts.gate_up_proj", f"{_OURS}/wi_0", T, part=0),
     Renaming(f"{_HF}.experts.gate_up_proj", f"{_OURS}/wi_1", T, part=1),
     Renaming(f"{_HF}.experts.down_proj", f"{_OURS}/wo", T),
-    *(
-        Renaming(f"{_HF}.shared_expert.{hf}_proj.weight", f"{_OURS}/shared/{ours}/kernel", T)
-        for hf, ours in MLP.items()
+    *renamings(
+        f"{_HF}.shared_expert", f"{_OURS}/shared", {f"{a}_proj": b for a, b in MLP.items()}, {}
     ),
     Renaming(f"{_HF}.shared_expert_gate.weight", f"{_OURS}/shared_gate", T),
 )

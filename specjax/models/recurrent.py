@@ -209,14 +209,14 @@ class GatedDeltaNet(nn.Module):
         log_rate = self.log_rate.astype(jnp.float32)[None, None]
         decays = -jnp.exp(log_rate) * nn.softplus(finite(rates))
         betas, decays = betas.reshape(values.shape[:4]), decays.reshape(values.shape[:4])
-        state = advanced(memory.state, memory.keys, memory.writes, memory.decays, offsets)
+        state = advance(memory.state, memory.keys, memory.writes, memory.decays, offsets)
         y, writes = delta_rule(state, queries, keys, values, betas, decays)
 
         keys = _put(memory.keys, keys, offsets)
         writes = _put(memory.writes, writes, offsets)
         decays = _put(memory.decays, decays, offsets)
         after = DeltaMemory(
-            advanced(memory.state, keys, writes, decays, moves),
+            advance(memory.state, keys, writes, decays, moves),
             (of_queries, of_keys, of_values),
             _cut(keys, moves, rollback),
             _cut(writes, moves, rollback),
@@ -271,23 +271,23 @@ def _chunk(state: Array, inputs: tuple[Array, ...]) -> tuple[Array, tuple[Array,
     overlaps = _einsum("bikd,bjkd->bkij", keys, keys)[:, :, None] * since
     overlaps *= jnp.moveaxis(betas, 1, 3)[..., None]
     wanted = betas[..., None] * (values - before * _einsum("bikd,bkndv->biknv", keys, state))
-    writes = by_platform(overlaps, jnp.moveaxis(wanted, 1, 3), cpu=_solved_by_rows, default=_solved)
+    writes = by_platform(overlaps, jnp.moveaxis(wanted, 1, 3), cpu=_solve_by_rows, default=_solve)
     weights = _einsum("bikd,bjkd->bkij", queries, keys)[:, :, None] * since
     read = before * _einsum("bikd,bkndv->biknv", queries, state)
     read += _einsum("bknij,bknjv->biknv", weights, writes)
     writes = jnp.moveaxis(writes, 3, 1)
     whole = jnp.full(values.shape[:1], length, jnp.int32)
-    return advanced(state, keys, writes, decays, whole), (read, writes)
+    return advance(state, keys, writes, decays, whole), (read, writes)
 
 
 # x of (1 + A) x = b; of A what lies below the diagonal.
-def _solved(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V"]) -> Array:
+def _solve(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V"]) -> Array:
     return lax.linalg.triangular_solve(a, b, left_side=True, lower=True, unit_diagonal=True)
 
 
 # JAX's solver on CPUs waits for threads of the pool in which it runs. Two solves at once, as of two
 # models in a program, then wait for each other for ever (jaxlib 0.10.2).
-def _solved_by_rows(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V"]) -> Array:
+def _solve_by_rows(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V"]) -> Array:
     a, length = jnp.tril(a, -1), b.shape[-2]
 
     def solved(a: Array, b: Array) -> Array:
@@ -310,7 +310,7 @@ def _solved_by_rows(a: Float32[Array, "B K N T T"], b: Float32[Array, "B K N T V
     )
 
 
-def advanced(
+def advance(
     state: Float32[Array, "B K N D V"],
     keys: Float32[Array, "B n K D"],
     writes: Float32[Array, "B n K N V"],

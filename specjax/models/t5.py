@@ -24,6 +24,7 @@ from specjax.models.family import (
     Vocabulary,
     field,
     only,
+    renamings,
 )
 from specjax.models.layers import ACTIVATIONS
 from specjax.models.model import Seq2SeqLM
@@ -221,7 +222,7 @@ _SCALED_UNTIED = (
 
 # transformers would scale some untied heads.
 def _is_untied(fields: HFFields) -> bool:
-    head = fields.head
+    head = fields.head()
     said_untied = fields.flag("tie_word_embeddings") is False
     scales = fields.flag("scale_decoder_outputs")
     if head == "copied" or (head is None and not said_untied):
@@ -250,34 +251,28 @@ def _write_head(config: T5Config) -> dict[str, bool]:
     return dict.fromkeys(("scale_decoder_outputs", "tie_word_embeddings"), _scales(config))
 
 
-def _attention(hf: str, path: str) -> list[Renaming]:
-    return [Renaming(f"{hf}.{a}.weight", f"{path}/{b}/kernel", T) for a, b in HEADS.items()]
-
-
 def _stack(stack: str, per_layer: bool) -> list[Renaming]:
     block, layer = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
-    decoder = stack == "decoder"
-    attention, last = ("self_attention", 2) if decoder else ("attention", 1)
-    dense = f"{block}.{last}.DenseReluDense"
+    blocks = {"0.SelfAttention": ("attention", "attention")}
+    if stack == "decoder":
+        blocks = {
+            "0.SelfAttention": ("self_attention", "self_attention"),
+            "1.EncDecAttention": ("encoder_decoder_attention", "cross_attention"),
+        }
+    last, mlp = len(blocks), ("wi", "wi_0", "wi_1", "wo")
+    kernels = {f"{last}.DenseReluDense.{w}": f"mlp/{w}" for w in mlp}
+    scales = {f"{last}.layer_norm": "pre_mlp_layer_norm"}
+    for i, (theirs, (ours, norm)) in enumerate(blocks.items()):
+        kernels |= {f"{theirs}.{a}": f"{ours}/{b}" for a, b in HEADS.items()}
+        scales[f"{i}.layer_norm"] = f"pre_{norm}_layer_norm"
     bias = f"{block}.0.SelfAttention.relative_attention_bias"
     if not per_layer:
         bias = bias.replace("{i}", "0")
-    lines = [
-        *_attention(f"{block}.0.SelfAttention", f"{layer}/{attention}"),
-        Renaming(f"{block}.0.layer_norm.weight", f"{layer}/pre_{attention}_layer_norm/scale"),
-        *(
-            Renaming(f"{dense}.{w}.weight", f"{layer}/mlp/{w}/kernel", T)
-            for w in ("wi", "wi_0", "wi_1", "wo")
-        ),
-        Renaming(f"{block}.{last}.layer_norm.weight", f"{layer}/pre_mlp_layer_norm/scale"),
+    return [
+        *renamings(block, layer, kernels, scales),
         Renaming(f"{bias}.weight", f"{layer if per_layer else stack}/relpos_bias/rel_embedding", T),
-        Renaming(f"{stack}.final_layer_norm.weight", f"{stack}/{stack}_norm/scale"),
+        *renamings(stack, stack, {}, {"final_layer_norm": f"{stack}_norm"}),
     ]
-    if decoder:
-        cross, norm = f"{layer}/encoder_decoder_attention", "pre_cross_attention_layer_norm"
-        lines += _attention(f"{block}.1.EncDecAttention", cross)
-        lines.append(Renaming(f"{block}.1.layer_norm.weight", f"{layer}/{norm}/scale"))
-    return lines
 
 
 def _names(per_layer: bool = False) -> tuple[Renaming, ...]:
@@ -361,7 +356,6 @@ T5 = _t5_family(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class MT5Config(T5Config):
     """An mT5; see `T5Config`."""
 
@@ -369,9 +363,9 @@ class MT5Config(T5Config):
 # Only a head that differs from the embedding is untied. transformers 4 scales the input of a head
 # that the file calls tied, and transformers 5 never scales: a file that does not say is refused.
 def _read_mt5_head(fields: HFFields, _: Any) -> dict[str, bool]:
-    untied = fields.head == "separate"
+    untied = fields.head() == "separate"
     said_tied = fields.flag("tie_word_embeddings", True)
-    if fields.head is None and not said_tied:
+    if fields.head() is None and not said_tied:
         raise UserError(
             "tie_word_embeddings is false, but lm_head.weight is absent; set it to true if the "
             "head is tied"
@@ -420,7 +414,7 @@ def _read_umt5_head(fields: HFFields, _: Any) -> dict[str, bool]:
     scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     version = str(fields.values.get("transformers_version") or "4").split(".")[0]
     # transformers 5 calls every head tied, and writes those that are not.
-    rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "separate"
+    rewritten = version.isdecimal() and int(version) >= 5 and fields.head() == "separate"
     untied = True if rewritten else _is_untied(fields)
     return {"tie_embeddings": not untied, "scale_tied_logits": untied or scales}
 

@@ -13,7 +13,18 @@ from typing import Any
 from specjax.errors import UserError
 from specjax.models.config import Style, with_layers
 from specjax.models.decoder_only import ROPE_PARTS
-from specjax.models.family import HEADS, MLP, Family, Field, HFFields, Nested, Renaming, T, field
+from specjax.models.family import (
+    HEADS,
+    MLP,
+    Family,
+    Field,
+    HFFields,
+    Nested,
+    Renaming,
+    T,
+    field,
+    renamings,
+)
 from specjax.models.gemma import GEMMA2, GEMMA3, Gemma2Config, Gemma3Config
 from specjax.models.model import Seq2SeqLM
 
@@ -124,40 +135,23 @@ def _write(config: T5GemmaConfig) -> dict[str, Any]:
 
 
 # Hugging Face's names, after a prefix, of an encoder or a decoder of Gemma's blocks.
-def _stack_names(hf: str, stack: str, attention: str, qk_norms: bool = False) -> list[Renaming]:
-    block, layer = f"{hf}.layers.{{i}}", f"{stack}/layers_{{i}}"
+def _stack_names(hf: str, stack: str, attention: str) -> list[Renaming]:
     blocks = {"self_attn": (attention, attention)}
     if stack == "decoder":
         blocks["cross_attn"] = ("encoder_decoder_attention", "cross_attention")
-    lines = []
+    kernels = {f"mlp.{a}_proj": f"mlp/{b}" for a, b in MLP.items()}
+    norms = {"feedforward": "mlp"}
+    scales: dict[str, str] = {}
     for theirs, (ours, norm) in blocks.items():
-        lines += [
-            Renaming(f"{block}.{theirs}.{a}_proj.weight", f"{layer}/{ours}/{b}/kernel", T)
-            for a, b in HEADS.items()
-        ]
-        if qk_norms:
-            lines += [
-                Renaming(f"{block}.{theirs}.{a}_norm.weight", f"{layer}/{ours}/{b}_norm/scale")
-                for a, b in (("q", "query"), ("k", "key"))
-            ]
-        lines += [
-            Renaming(
-                f"{block}.{side}_{theirs}_layernorm.weight",
-                f"{layer}/{side}_{norm}_layer_norm/scale",
-            )
-            for side in ("pre", "post")
-        ]
-    lines += [
-        Renaming(f"{block}.mlp.{a}_proj.weight", f"{layer}/mlp/{b}/kernel", T)
-        for a, b in MLP.items()
+        kernels |= {f"{theirs}.{a}_proj": f"{ours}/{b}" for a, b in HEADS.items()}
+        scales |= {f"{theirs}.{a}_norm": f"{ours}/{b}_norm" for a, b in HEADS.items()}
+        norms[theirs] = norm
+    for side in ("pre", "post"):
+        scales |= {f"{side}_{a}_layernorm": f"{side}_{b}_layer_norm" for a, b in norms.items()}
+    return [
+        *renamings(f"{hf}.layers.{{i}}", f"{stack}/layers_{{i}}", kernels, scales),
+        *renamings(hf, stack, {}, {"norm": f"{stack}_norm"}),
     ]
-    lines += [
-        Renaming(
-            f"{block}.{side}_feedforward_layernorm.weight", f"{layer}/{side}_mlp_layer_norm/scale"
-        )
-        for side in ("pre", "post")
-    ]
-    return [*lines, Renaming(f"{hf}.norm.weight", f"{stack}/{stack}_norm/scale")]
 
 
 # An encoder and a decoder of one size, without shared keys and values.
@@ -315,8 +309,8 @@ T5GEMMA2 = Family(
     names=(
         Renaming("model.encoder.embed_tokens.weight", "token_embedder/embedding"),
         Renaming(_EOI, "token_embedder/eoi_embedding"),
-        *_stack_names("model.encoder", "encoder", "attention", qk_norms=True),
-        *_stack_names("model.decoder", "decoder", "self_attention", qk_norms=True),
+        *_stack_names("model.encoder", "encoder", "attention"),
+        *_stack_names("model.decoder", "decoder", "self_attention"),
         Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
     ),
     fields=(Field(_read_2, _write_2), *_COMMON),

@@ -28,13 +28,13 @@ from specjax.models.attention import (
     attended,
     block_bias,
     block_updates,
+    seen_bias,
 )
-from specjax.models.cache import CacheEntries, CacheLayout, Cross
+from specjax.models.cache import CacheEntries, CacheLayout, Cross, places_from
 from specjax.models.config import DeltaSizes, ModelConfig, Routing, Style
 from specjax.models.experts import Experts
-from specjax.models.layers import MLP, Dense, Embed, LayerInputs, LogitsDense, RMSNorm, activated
+from specjax.models.layers import MLP, Dense, Embed, LayerInputs, LogitsDense, RMSNorm, activate
 from specjax.models.position_encoding import (
-    MASKED,
     RelativePositionBias,
     Rope,
     check_length,
@@ -50,7 +50,8 @@ from specjax.models.recurrent import (
 from specjax.platforms import traced_program
 
 
-def _norm(config: ModelConfig, style: Style, name: str) -> RMSNorm:
+def norm_of(config: ModelConfig, style: Style, name: str) -> RMSNorm:
+    """A norm of a network's width."""
     sizes = (config.norm_eps, config.dtype, config.param_dtype, style.plus_one_norms)
     return RMSNorm(*sizes, name=name)
 
@@ -69,10 +70,6 @@ def _relative(config: ModelConfig, style: Style, in_encoder: bool) -> RelativePo
         in_encoder,
         config.param_dtype,
     )
-
-
-def _mask_bias(mask: Bool[Array, "B P"]) -> Float32[Array, "B 1 1 1 P"]:
-    return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, None]
 
 
 class Layer(nn.Module):
@@ -102,7 +99,7 @@ class Layer(nn.Module):
             parts.insert(1, "cross_attention")
             self.encoder_decoder_attention = Attention(config, style, self.layout)
         dtypes = (config.dtype, config.param_dtype)
-        norm = functools.partial(_norm, config, style)
+        norm = functools.partial(norm_of, config, style)
         beside = self.routing is not None and self.routing.beside_mlp
         if self.routing is None or beside:
             self.mlp = MLP(config.mlp_dim, style.activations, *dtypes, style.dropout_rate)
@@ -180,7 +177,7 @@ class Layer(nn.Module):
             y = self.after_mlp(self.mlp(y, deterministic)) + self.after_experts(mixed)
         x = added(-1, y)
         if own is not None:
-            y = activated(self.style.activations[0], self.input_gate(x)) * own
+            y = activate(self.style.activations[0], self.input_gate(x)) * own
             x = x + self.after_input(self.input_out(y))
         if self.style.residual_scales:
             x = x * self.residual_scale.astype(x.dtype)[None, None]
@@ -212,7 +209,7 @@ class Stack(nn.Module):
             Layer(config.of_layer(i), *rest, spec.delta, spec.routing, spec.keyed_values)
             for i, spec in enumerate(style.layers)
         ]
-        self.norm = _norm(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
+        self.norm = norm_of(config, style, "encoder_norm" if self.in_encoder else "decoder_norm")
         self.dropout = nn.Dropout(style.dropout_rate, broadcast_dims=(-2,))
         if style.own_embedding:
             self.token_embedder = _embedder(config, style)
@@ -266,7 +263,7 @@ class Stack(nn.Module):
                 pasts[i] = of_layer
         encoded: list[Segment | None] = [None] * len(biases)
         if cross is not None:
-            cross_bias = _mask_bias(cross.mask)
+            cross_bias = seen_bias(cross.mask[:, None])
             pairs = zip(cross.keys, cross.values, strict=True)
             encoded = [Segment(*pair, cross_bias) for pair in pairs]
         x = self.dropout(x, deterministic=deterministic)
@@ -318,8 +315,7 @@ class Stack(nn.Module):
             if frequencies is None:
                 return None
             if memory is None:
-                start = jnp.zeros(x.shape[0], jnp.int32)
-                positions = start[:, None] + jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+                positions = places_from(jnp.zeros(x.shape[0], jnp.int32), x.shape[1])
             else:
                 positions = memory.places(x.shape[1])
             return rope_angles(
@@ -361,13 +357,12 @@ class Stack(nn.Module):
         return self._biases(relative, lambda w: memory.bias(length, w))
 
     def _mask(self, length: int, window: Any, mask: Array | None) -> Array:
+        seen = None if mask is None else seen_bias(mask[:, None])
         if self.in_encoder:
-            assert mask is not None
-            if window is None:
-                return _mask_bias(mask)
-            return jnp.minimum(_mask_bias(mask), around_bias(length, *window))
+            assert seen is not None
+            return seen if window is None else jnp.minimum(seen, around_bias(length, *window))
         causal = block_bias(length, window)
-        return causal if mask is None else jnp.maximum(causal, _mask_bias(mask))
+        return causal if seen is None else jnp.maximum(causal, seen)
 
 
 class Network(nn.Module):

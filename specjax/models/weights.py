@@ -111,8 +111,7 @@ def declare(
         if isinstance(value, StoredWeight):
             assert tuple(value.shape) == shape, f"{name} must have shape {shape}"
             return value
-    param_dtype = module.param_dtype
-    return param_with_axes(name, init, shape, param_dtype, axes=axes, module=module)
+    return param_with_axes(name, init, shape, module.param_dtype, axes=axes, module=module)
 
 
 def rows(weight: Weight, index: Integer[Array, "*B"], dtype: Any) -> Float[Array, "*B m"]:

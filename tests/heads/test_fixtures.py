@@ -16,7 +16,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import specjax
-from specjax import Decoder, Pair, TextModel, drafting
+from specjax import Pair, TextModel, drafting
 from specjax.checkpoints import load_model, save_draft_head
 from specjax.checkpoints.heads import has_mtp, is_draft_head, load_draft_head
 from specjax.cli.main import main
@@ -191,31 +191,23 @@ SOME = variants(
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_layout_of_a_cache_on_tpus(name):
-    golden, followed = follow(name, platform="tpu")
-    assert farthest(golden, followed) < TOLERANCE
+    assert farthest(*follow(name, platform="tpu")) < TOLERANCE
 
 
+@pytest.mark.parametrize("wrong", ["the token before", "the next boundary", "rejected tokens"])
 @pytest.mark.parametrize("name", SOME)
-def test_control_states_of_the_token_before(name):
-    golden, followed = follow(name, change=lambda states: jnp.roll(states, 1, axis=1))
-    assert farthest(golden, followed) > 0.1
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_control_states_of_the_next_boundary(name):
+def test_control_states_of(wrong, name):
     others = {
         "eagle3_official": (3, 5, 6),
         "dflash_zlab": (0, 2, 4),
         "gemma4_assistant/dense": (6,),
     }
-    golden, followed = follow(name, boundaries=others[name])
-    assert farthest(golden, followed) > 0.1
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_control_states_of_rejected_tokens(name):
-    golden, followed = follow(name, kept=1)
-    assert farthest(golden, followed) > 0.1
+    options = {
+        "the token before": {"change": lambda states: jnp.roll(states, 1, axis=1)},
+        "the next boundary": {"boundaries": others[name]},
+        "rejected tokens": {"kept": 1},
+    }
+    assert farthest(*follow(name, **options[wrong])) > 0.1
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name] != "gemma4"])
@@ -315,21 +307,6 @@ def test_an_mtp_head_with_experts_is_a_layer_of_transformers(name, joined, tmp_p
     again, read = load_draft_head(tmp_path / "x", of.model, verifier_params=of.params)
     assert again == head
     jax.tree.map(np.testing.assert_array_equal, read, own)
-
-
-def test_an_mtp_head_with_experts_drafts_what_the_verifier_writes_alone(tmp_path):
-    with_mtp("qwen3_next", tmp_path / "model", True)
-    of = load_model(tmp_path / "model")
-    head, own = load_draft_head(tmp_path / "model", of.model)
-    texts = [TextModel(of.model, of.params, Words())]
-    texts.append(TextModel(head, own, Words()))
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 48, size).astype(np.int32) for size in (5, 1, 9, 3)]
-    options = {"sampling": Sampling(0.0), "max_new_tokens": 8, "buckets": (12,)}
-    alone = Decoder(texts[0], **options)(prompts, progress=False)
-    pair = Pair(verifier=texts[0], drafter=texts[1])
-    together = Decoder(pair, max_draft=3, **options)(prompts, progress=False)
-    jax.tree.map(np.testing.assert_array_equal, together.tokens, alone.tokens)
 
 
 class Numbers(Words):

@@ -182,21 +182,6 @@ def test_the_law_of_trees(shape, children):
 
 
 @dataclasses.dataclass(frozen=True)
-class ColderDrafts(drafting.heads.EagleDrafter):
-    """Says that its tokens were drawn at another temperature (a control)."""
-
-    def propose(self, params, state, inputs):
-        block, state = super().propose(params, state, inputs)
-        warm = block.probs**0.5
-        return block._replace(probs=warm / warm.sum(axis=-1, keepdims=True)), state
-
-
-def test_control_distributions_of_another_temperature():
-    tiny = tiny_head("eagle3")
-    assert lossless(ColderDrafts(tiny.head, G), drafter_of(tiny, G)[1], "eagle3") > 1e-3
-
-
-@dataclasses.dataclass(frozen=True)
 class SharedNoise(drafting.heads.BlockDrafter):
     """Draws all tokens of a block with the same uniform (a control)."""
 
@@ -213,21 +198,6 @@ def test_control_noise_that_a_block_shares():
     own = drafter_of(tiny, G)[1]
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         lossless(SharedNoise(tiny.head, G), own, "dflash", verify=verification.Token())
-
-
-@dataclasses.dataclass(frozen=True)
-class CutByTheToken(drafting.heads.EagleDrafter):
-    """Leaves out the token whose value decides the length (a control)."""
-
-    def propose(self, params, state, inputs):
-        block, state = super().propose(params, state, inputs)
-        kept = jnp.where(block.tokens[:, 0] == 1, 0, block.num_drafted)
-        return block._replace(num_drafted=kept), state
-
-
-def test_control_a_length_that_reads_the_token_it_cuts():
-    tiny = tiny_head("eagle3")
-    assert lossless(CutByTheToken(tiny.head, G), drafter_of(tiny, G)[1], "eagle3") > 1e-3
 
 
 def test_what_cannot_be_had_is_refused():

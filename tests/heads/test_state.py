@@ -9,7 +9,6 @@ import pytest
 
 from specjax import decoding, drafting, verification
 from specjax.decoding.method import beginning_of, insert_rows
-from specjax.partitioning import Partitioner, make_mesh
 from specjax.types import DraftInputs, PromptBatch, Prompts, Sampling
 from tests.heads.tiny_heads import drafter_of, encoded_head, tiny_head
 from tests.models.tiny import quick_jit
@@ -26,32 +25,40 @@ LENGTHS = np.array([6, 1, 4, 2], np.int32)
 WARM = 3.0
 
 
-def method_of(name, partitioner=None):
+def method_of(name):
     """The method of a head: a name, or a pair of names with that of an encoder-decoder."""
     tiny = tiny_head(name, vocab=V) if isinstance(name, str) else encoded_head(*name, vocab=V)
     drafter, own = drafter_of(tiny, G)
-    method = decoding.Speculative(tiny.verifier, drafter, partitioner=partitioner)
+    method = decoding.Speculative(tiny.verifier, drafter)
     return tiny, method, decoding.MethodParams(tiny.verifier_params, own)
 
 
-def begun(method, params, rows, limit=60):
+def batch_of(inputs, lengths, rows, limit):
     rows = np.asarray(rows)
-    batch = PromptBatch(
-        INPUTS[rows], LENGTHS[rows], rows, np.full(rows.size, limit),
-        seeds=np.full(rows.size, 3), sampling=Sampling(np.full(rows.size, WARM, np.float32)),
-    )  # fmt: skip
+    settings = Sampling(np.full(rows.size, WARM, np.float32))
+    limits, seeds = np.full(rows.size, limit), np.full(rows.size, 3)
+    return PromptBatch(inputs, lengths, rows, limits, seeds=seeds, sampling=settings)
+
+
+def begun(method, params, rows, limit=60):
+    batch = batch_of(INPUTS[np.asarray(rows)], LENGTHS[np.asarray(rows)], rows, limit)
     return method.init(params, batch, max_new=60, max_length=ROOM)
 
 
-def drafts(method, params, drafter_state, tokens):
-    """Blocks drafted with the same noise from a state after `tokens`."""
-    drafter, rows = method.drafter, tokens.size
+def with_and_without(method, params, batch, beginning, rounds):
+    """What is written after a beginning, and after the whole prompt."""
+    for options in ({"beginning": beginning}, {}):
+        state = method.init(params, batch, max_new=30, max_length=ROOM, **options)
+        yield np.asarray(method.run(params, state, rounds).tokens)
+
+
+def draft_inputs(drafter, tokens, limits=None, active=True):
+    """With the same noise for all."""
+    rows = tokens.size
     noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
-    settings = Sampling(jnp.full(rows, WARM))
-    limits, everyone = jnp.full(rows, drafter.max_draft, jnp.int32), jnp.ones(rows, bool)
-    inputs = DraftInputs(tokens, limits, jnp.asarray(noise, jnp.float32), settings, everyone, True)
-    block, _ = drafter.propose(params.drafter, drafter_state, inputs)
-    return block
+    limits = jnp.full(rows, drafter.max_draft, jnp.int32) if limits is None else limits
+    given = limits, jnp.asarray(noise, jnp.float32), Sampling(jnp.full(rows, WARM))
+    return DraftInputs(tokens, *given, jnp.full(rows, active), True)
 
 
 def texts_of(verifier, state, rows):
@@ -77,8 +84,8 @@ def check(tiny, method, params, state, rows):
         reader = tiny.verifier.reading(tiny.head.config.boundaries)
         filled = reader.prefill(params.verifier, prompts, ROOM + 8)
         fresh = method.drafter.prefill(params.drafter, prompts, ROOM + 8, verifier=filled)
-        states = kept, fresh
-        return [drafts(method, params, each, filled.tokens) for each in states]
+        inputs = draft_inputs(method.drafter, filled.tokens)
+        return [method.drafter.propose(params.drafter, x, inputs)[0] for x in (kept, fresh)]
 
     kept, fresh = both(params, prompts, state.inner.drafter)
     np.testing.assert_array_equal(kept.tokens, fresh.tokens)
@@ -120,37 +127,14 @@ def test_trees_keep_the_states_of_their_path():
     check(tiny, method, params, state, range(4))
 
 
-@dataclasses.dataclass(frozen=True)
-class KeepsRejected(drafting.heads.EagleDrafter):
-    """Counts one rejected row among those committed (a control)."""
-
-    def commit(self, state, tokens, counts, hidden=None):
-        return super().commit(state, tokens, counts, jnp.roll(hidden, -1, axis=1))
-
-
-def test_control_states_of_rejected_rows_are_seen():
-    tiny, method, params = method_of("eagle3_window")
-    method = dataclasses.replace(method, drafter=KeepsRejected(tiny.head, G))
-    state = method.run(params, begun(method, params, range(4)), ROUNDS)
-    with pytest.raises(AssertionError):
-        check(tiny, method, params, state, range(4))
-
-
 @pytest.mark.parametrize("name", variants(["mtp", "dspark"], "mtp"))
 def test_a_beginning_that_rows_share(name):
     _, method, params = method_of(name)
     shared = np.array([3, 5, 1], np.int32)
     beginning = method.begin(params, shared)
     inputs = np.concatenate([np.tile(shared, (4, 1)), INPUTS], axis=1)
-    batch = PromptBatch(
-        inputs, LENGTHS + 3, np.arange(4), np.full(4, 30), seeds=np.full(4, 3),
-        sampling=Sampling(np.full(4, WARM, np.float32)),
-    )  # fmt: skip
-    outputs = []
-    for options in ({}, {"beginning": beginning}):
-        state = method.init(params, batch, max_new=30, max_length=ROOM, **options)
-        outputs.append(np.asarray(method.run(params, state, 6).tokens))
-    np.testing.assert_array_equal(*outputs)
+    batch = batch_of(inputs, LENGTHS + 3, range(4), 30)
+    np.testing.assert_array_equal(*with_and_without(method, params, batch, beginning, 6))
 
 
 @pytest.mark.parametrize("name", variants(["mtp", "dspark"], "dspark"))
@@ -161,29 +145,18 @@ def test_the_next_turn_goes_on_from_a_finished_row(name):
     count = int(read.lengths)
     assert LENGTHS[0] <= count < LENGTHS[0] + 9
     text = [*INPUTS[0, : LENGTHS[0]], *np.asarray(state.tokens[0, :9]), 4, 7, 1]
-    one = np.array([len(text)])
-    batch = PromptBatch(
-        np.array([text], np.int32), one, np.array([0]), one * 0 + 20, seeds=np.array([3]),
-        sampling=Sampling(np.array([WARM], np.float32)),
-    )  # fmt: skip
-    outputs = []
-    for options in ({}, {"beginning": read}):
-        after = method.init(params, batch, max_new=20, max_length=ROOM, **options)
-        outputs.append(np.asarray(method.run(params, after, 100).tokens))
-    np.testing.assert_array_equal(*outputs)
+    batch = batch_of(np.array([text], np.int32), np.array([len(text)]), [0], 20)
+    np.testing.assert_array_equal(*with_and_without(method, params, batch, read, 100))
 
 
 def test_a_block_that_drafts_nothing_counts_the_pass_of_its_bonus():
     _, method, params = method_of("dspark")
     state, drafter = begun(method, params, [0, 2]).inner.drafter, method.drafter
-    noise = jnp.zeros((2, drafter.num_uniforms))
 
     @quick_jit
     def calls(active):
-        inputs = DraftInputs(
-            jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32), noise, Sampling(jnp.full(2, WARM)),
-            jnp.full(2, active), False,
-        )  # fmt: skip
+        none = jnp.zeros(2, jnp.int32)
+        inputs = draft_inputs(drafter, none, none, active)
         return drafter.propose(params.drafter, state, inputs)[0].calls[drafter.name]
 
     assert (calls(True), calls(False)) == (1, 0)
@@ -218,31 +191,13 @@ def test_a_window_that_moves_with_the_slot():
     np.testing.assert_array_equal(first_seen(True), anchor + np.arange(1, 4) - window + 1)
 
 
-@pytest.mark.parametrize("name", ["dspark", ("eagle3", "t5gemma")])
-def test_a_mesh_gives_the_same_tokens(name):
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices")
-    _, method, params = method_of(name)
-    alone = method.run(params, begun(method, params, range(4), 12), 100)
-    where = Partitioner(make_mesh(data=2, model=1))
-    _, method, params = method_of(name, where)
-    params = where.replicate(params)
-    spread = method.run(params, begun(method, params, range(4), 12), 100)
-    np.testing.assert_array_equal(alone.tokens[:, :12], spread.tokens[:, :12])
-
-
 def test_a_draft_that_ends_early_has_the_same_bonus_beside_longer_ones():
     _, method, params = method_of("dspark")
-    state = begun(method, params, [0, 2]).inner
-    drafter, rows = method.drafter, 2
-    noise = np.random.default_rng(1).uniform(size=(rows, drafter.num_uniforms))
+    state, drafter = begun(method, params, [0, 2]).inner, method.drafter
 
     @quick_jit
     def bonus(limits):
-        inputs = DraftInputs(
-            jnp.zeros(rows, jnp.int32), limits, jnp.asarray(noise, jnp.float32),
-            Sampling(jnp.full(rows, WARM)), jnp.ones(rows, bool), False,
-        )  # fmt: skip
+        inputs = draft_inputs(drafter, jnp.zeros(2, jnp.int32), limits)
         block, after = drafter.propose(params.drafter, state.drafter, inputs)
         return drafter.bonus(params.drafter, after, inputs, block)[0].probs[0]
 

@@ -111,15 +111,9 @@ def test_compare_measures_heads(place, tmp_path, verifier, kind, capsys):
 
 
 REFUSED = {
-    "a cascade of drafters": ({"DRAFTING": "('Cascade(((1,),))',)"}, "this DFlash head drafts onl"),
     "copies before a head": (
         {"DRAFTING": "('Lookup(min_match=2)',)", "METHODS": "('Lossless',)"},
         "but drafts in LookupFirst have none",
-    ),
-    "later rounds": ({"VERIFICATIONS": "('GreedyBlock',)"}, "GreedyBlock is not exact with a"),
-    "an acceptance head": (
-        {"STOPPING": "('Survival(HeadEstimate, 0.5)',)"},
-        "the drafter has no acceptance head",
     ),
     "a long draft": ({"MAX_DRAFTS": "(5,)"}, "max_draft must be at most 3 for this DFlash, whose"),
     "the drafter after a whole block": (

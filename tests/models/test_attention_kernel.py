@@ -69,37 +69,32 @@ def _memory(written=False, tree=None):
 
 
 # K, N and D: one head; Llama 3's and its drafter's groups; T5 small's; odd widths; Gemma 4's.
-@pytest.mark.parametrize(
-    ("sizes", "length"),
-    [
-        *(((1, 1, 256), 1), ((8, 4, 128), 6), ((8, 4, 64), 1), ((8, 4, 64), 2)),
-        *(((6, 1, 64), 9), ((5, 3, 64), 6), ((2, 2, 96), 5), ((1, 8, 64), 1), ((2, 4, 512), 6)),
-    ],
-)
-@pytest.mark.parametrize("written", [False, True])
-def test_equals_plain_code(sizes, length, written):
+SIZES = [
+    *(((1, 1, 256), 1), ((8, 4, 128), 6), ((8, 4, 64), 1), ((8, 4, 64), 2)),
+    *(((6, 1, 64), 9), ((5, 3, 64), 6), ((2, 2, 96), 5), ((1, 8, 64), 1), ((2, 4, 512), 6)),
+]
+CASES = [
+    *((*case, {"written": written}) for case in SIZES for written in (False, True)),
+    *(((4, 2, 64), 6, options) for options in ({"softcap": 2.0}, {"window": 7})),
+    ((4, 2, 64), 6, {"softcap": 1.0, "window": 20}),
+    ((4, 2, 64), 6, {"written": True, "dtype": jnp.bfloat16, "tolerance": 2e-2}),
+    *(((6, 1, 64), length, {"written": True, "of_heads": True}) for length in (1, 6)),
+]
+
+
+@pytest.mark.parametrize(("sizes", "length", "options"), CASES, ids=str)
+def test_equals_plain_code(sizes, length, options):
     """With a block that was written before, or lies beside the cache."""
-    query = _random(len(POSITIONS), length, *sizes)
-    segments = [Segment(*_entries(LENGTH, sizes), _memory(written).bias(length))]
+    options = {"written": False, "window": None, "dtype": jnp.float32, "of_heads": False, **options}
+    written, window, dtype, of_heads = map(options.pop, tuple(options)[:4])
+    query = _random(len(POSITIONS), length, *sizes, dtype=dtype)
+    bias = _memory(written).bias(length, window)
+    if of_heads:
+        bias += _random(len(POSITIONS), sizes[0], 1, length, LENGTH)
+    segments = [Segment(*_entries(LENGTH, sizes, dtype), bias)]
     if not written:
         segments.append(Segment(*_entries(length, sizes), block_bias(length)))
-    _check(query, *segments)
-
-
-@pytest.mark.parametrize(("softcap", "window"), [(2.0, None), (None, 7), (1.0, 20)])
-def test_windows_and_soft_caps(softcap, window):
-    sizes, length = (4, 2, 64), 6
-    query = _random(len(POSITIONS), length, *sizes)
-    past = Segment(*_entries(LENGTH, sizes), _memory().bias(length, window))
-    _check(query, past, Segment(*_entries(length, sizes), block_bias(length)), softcap=softcap)
-
-
-@pytest.mark.parametrize("length", [1, 6])
-def test_biases_of_heads(length):
-    sizes = (6, 1, 64)
-    query = _random(len(POSITIONS), length, *sizes)
-    bias = _memory(written=True).bias(length) + _random(len(POSITIONS), 6, 1, length, LENGTH)
-    _check(query, Segment(*_entries(LENGTH, sizes), bias))
+    _check(query, *segments, **options)
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -120,13 +115,6 @@ def test_trees(written):
     _check(query, *segments)
 
 
-def test_bfloat16():
-    sizes = (4, 2, 64)
-    query = _random(len(POSITIONS), 6, *sizes, dtype=jnp.bfloat16)
-    bias = _memory(written=True).bias(6)
-    _check(query, Segment(*_entries(LENGTH, sizes, jnp.bfloat16), bias), tolerance=2e-2)
-
-
 def _stale(kind):
     """Attention to a cache whose stale entries are of a kind."""
     sizes, length = (4, 2, 64), 2
@@ -141,19 +129,6 @@ def _stale(kind):
 @pytest.mark.parametrize("kind", [np.nan, np.inf, 1e30])
 def test_stale_entries_are_not_seen(kind):
     np.testing.assert_array_equal(_stale(kind), _stale(0.0))
-
-
-def test_the_comparison_sees_stale_entries(patched):
-    none = attention_kernel._steps
-
-    def steps(bias, size):
-        rows, blocks, _, count = none(bias, size)
-        return rows, blocks, jnp.full(len(POSITIONS), LENGTH, jnp.int32), count
-
-    patched.setattr(attention_kernel, "_steps", steps)
-    jax.clear_caches()
-    assert np.isnan(_stale(np.nan)).any()
-    jax.clear_caches()
 
 
 @pytest.mark.parametrize(("window", "blocks"), [(None, [1, 1, 2, 3]), (4, [1, 1, 2, 2])])

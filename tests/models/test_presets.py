@@ -137,10 +137,7 @@ def test_presets_have_the_published_parameter_counts(name):
 
 def test_a_preset_can_be_changed():
     config = preset("gemma2_2b", dtype="bfloat16", param_dtype="bfloat16")
-    assert config.dtype == config.param_dtype == "bfloat16"
     assert config == PRESETS["gemma2_2b"].replace(dtype="bfloat16", param_dtype="bfloat16")
-
-
-def test_an_unknown_preset_is_named():
+    assert config != PRESETS["gemma2_2b"]
     with pytest.raises(ValueError, match=r"`name` must be one of t5_v1_1_small, .* got 't5_huge'"):
         preset("t5_huge")

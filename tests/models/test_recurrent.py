@@ -8,80 +8,31 @@ import pytest
 from specjax import decoding, drafting
 from specjax.models import model_from_config, recurrent
 from specjax.types import Prompts
+from tests.models.test_ragged import INPUTS, LENGTHS, MAX_BLOCK, worst_error
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params, tiny
 from tests.variants import variants
 
-G, ROUNDS, ROWS, PROMPT = 4, 20, 3, 7
-LENGTH = PROMPT + ROUNDS * (G + 1) + G
+ROWS, LENGTH = 3, 40
 RNG = np.random.default_rng(0)
-INPUTS = RNG.integers(0, 48, (ROWS, PROMPT)).astype(np.int32)
-LENGTHS = np.array([7, 1, 4], np.int32)
 
 
-def states(cache, positions):
-    """The states of all layers after the tokens before `positions`."""
-    pasts, _ = recurrent.continued(cache.recurrent, jnp.asarray(positions), 0)
-    return [
-        recurrent.advanced(m.state, m.keys, m.writes, m.decays, past.offsets)
-        for past in pasts
-        for m in [past.memory]
-    ]
-
-
-def differences(model, params, passes):
-    """Plays rounds with forced acceptances; how far states and logits are from a fresh reading.
-
-    `passes` tells how a block is read: at once, or token by token, as by a drafter.
-    """
-    extend, rng = quick_jit(lambda *args: model.extend(*args)), np.random.default_rng(1)
-    prefill = quick_jit(model.prefill, static_argnums=2)
-    cache, last, start = prefill(params, Prompts(INPUTS, LENGTHS), LENGTH)
-    start, texts = np.asarray(start), [[int(token)] for token in last]
-    accepted = [rng.permutation(np.resize(np.arange(G + 1), ROUNDS)) for _ in range(ROWS)]
-    for now in np.stack(accepted, axis=1):
-        block = rng.integers(0, 48, (ROWS, G + 1)).astype(np.int32)
-        block[:, 0] = [text[-1] for text in texts]
-        at = start + [len(text) - 1 for text in texts]
-        for part in np.split(np.arange(G + 1), passes):
-            cache = extend(params, cache, block[:, part], at + part[0]).cache
-        for row, count in enumerate(now):
-            texts[row] += [*block[row, 1 : count + 1].tolist(), int(rng.integers(0, 48))]
-    positions = start + [len(text) - 1 for text in texts]
-    logits = extend(params, cache, np.array([text[-1:] for text in texts]), positions).logits
-    wholes = [[*x[:n], *text[1:]] for x, n, text in zip(INPUTS, LENGTHS, texts, strict=True)]
-    lengths = np.array([len(whole) for whole in wholes], np.int32)
-    assert (np.diff(np.sort(lengths)) > 0).any() and (lengths == positions + 1).all()
-    prompts = np.stack([np.pad(whole, (0, LENGTH - len(whole))) for whole in wholes])
-    fresh, last, _ = prefill(params, Prompts(prompts.astype(np.int32), lengths), LENGTH)
-    expected = extend(params, fresh, np.asarray(last)[:, None], positions).logits
-    pairs = zip(states(cache, positions), states(fresh, positions), strict=True)
-    return max(error(*pair) for pair in pairs), error(logits, expected)
-
-
-@pytest.mark.parametrize("passes", [1, G + 1])
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("name", variants(("qwen3_5", "qwen3_next"), "qwen3_5"))
-def test_after_rollbacks_the_memory_is_that_of_a_fresh_reading(name, passes):
+def test_after_rollbacks_logits_are_those_of_a_full_pass(name, by_token):
+    """The memory is so short that states move on; blocks are read at once, or as by a drafter."""
     t = tiny(name)
-    of_states, of_logits = differences(t.model, t.params, passes)
-    assert of_states <= 2e-5 and of_logits <= 2e-5
+    model = type(t.model)(t.model.config, rollback=MAX_BLOCK)
+    extend = quick_jit(model.extend)
 
+    def each(params, cache, tokens, positions):
+        found = []
+        for i in range(tokens.shape[1]):
+            found.append(extend(params, cache, tokens[:, i : i + 1], positions + i))
+            cache = found[-1].cache
+        return found[-1]._replace(logits=np.concatenate([x.logits for x in found], axis=1))
 
-def test_the_comparison_sees_a_state_that_does_not_go_back(monkeypatch):
-    after = recurrent.continued
-
-    def hasty(memory, positions, counts):
-        """The state reads a block at once."""
-        _, moved = after(memory, positions + memory.layers[0].keys.shape[1], counts)
-        pasts = [
-            recurrent.DeltaPast(x, positions - memory.starts, moved.starts - memory.starts)
-            for x in memory.layers
-        ]
-        return tuple(pasts), moved
-
-    monkeypatch.setattr("specjax.models.transformer.continued", hasty)
-    t = tiny("qwen3_5")
-    found = differences(t.model, t.params, 1)
-    assert not max(found) <= 1e-3
+    t = t._replace(model=model, prefill=quick_jit(model.prefill, static_argnums=2), extend=extend)
+    assert worst_error(t, each if by_token else None) <= 2e-5
 
 
 def test_the_rule_in_chunks_is_the_rule_token_by_token():
@@ -118,7 +69,7 @@ def test_the_solution_by_rows_and_its_gradient_are_those_of_the_solver():
     a, b = rng.normal(size=(2, 1, 2, 9, 9)), rng.normal(size=(2, 1, 2, 9, 3))
     given = a.astype(np.float32), b.astype(np.float32)
 
-    forms = recurrent._solved_by_rows, recurrent._solved
+    forms = recurrent._solve_by_rows, recurrent._solve
     assert error(*(quick_jit(form)(*given) for form in forms)) <= 1e-5
     slopes = [
         quick_jit(jax.grad(lambda *x, of=form: jnp.sum(jnp.sin(of(*x))), argnums=(0, 1)))(*given)

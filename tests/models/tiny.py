@@ -17,25 +17,23 @@ from specjax.models.t5 import UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 
 _T5 = {
-    "vocab_size": 48,
-    "embed_dim": 16,
-    "num_heads": 2,
-    "head_dim": 12,
-    "mlp_dim": 24,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "relpos_buckets": 8,
+    "vocab_size": 48, "embed_dim": 16, "num_heads": 2, "head_dim": 12, "mlp_dim": 24,
+    "num_encoder_layers": 2, "num_decoder_layers": 2, "relpos_buckets": 8,
     "relpos_max_distance": 12,
-}
+}  # fmt: skip
 _DECODER = {
-    "vocab_size": 48,
-    "embed_dim": 16,
-    "num_heads": 4,
-    "head_dim": 8,
-    "mlp_dim": 24,
-    "num_layers": 2,
-}
-_WIDE = {**_DECODER, "embed_dim": 24, "num_heads": 2, "head_dim": 6, "num_layers": 3}
+    "vocab_size": 48, "embed_dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
+    "mlp_dim": 24, "num_layers": 2,
+}  # fmt: skip
+_WIDE = {"embed_dim": 24, "num_heads": 2, "num_kv_heads": 1, "head_dim": 6, "num_layers": 3}
+_WINDOW = {"sliding_window": 5}
+_GEMMA = {**_WINDOW, "query_pre_attn_scalar": 8.0}
+_SPARSE = {"num_experts": 4, "num_experts_per_tok": 2}
+_DELTA = {
+    "linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_num_value_heads": 4,
+    "linear_value_head_dim": 5,
+}  # fmt: skip
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 CONFIGS = {
     # With a relative position bias per layer, as T5X's scanned checkpoints may have it.
     "t5_v1_0": T5Config(
@@ -44,86 +42,53 @@ CONFIGS = {
     "t5_v1_1": T5Config(**_T5),
     # Deep encoder, shallow decoder, as ByT5.
     "umt5": UMT5Config(**{**_T5, "num_encoder_layers": 3, "num_decoder_layers": 1}),
-    "llama": LlamaConfig(**_DECODER, num_kv_heads=4),
+    "llama": LlamaConfig(**{**_DECODER, "num_kv_heads": 4}),
     "llama_grouped_tied": LlamaConfig(
         **_DECODER,
-        num_kv_heads=2,
         tie_embeddings=True,
         rope_scaling=Llama3RopeScaling(
             factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=16
         ),
     ),
-    "mixtral": MixtralConfig(
-        **_DECODER,
-        num_kv_heads=2,
-        sliding_window=5,
-        num_experts=4,
-        num_experts_per_tok=2,
-        dense_layers=(0,),
-        expert_dim=12,
-    ),
-    "gpt_oss": GptOssConfig(
-        **_DECODER,
-        num_kv_heads=2,
-        sliding_window=5,
-        layer_types=("sliding_attention", "full_attention"),
-        num_experts=4,
-        num_experts_per_tok=2,
-    ),
+    "mixtral": MixtralConfig(**_DECODER, **_WINDOW, **_SPARSE, dense_layers=(0,), expert_dim=12),
+    "gpt_oss": GptOssConfig(**_DECODER, **_WINDOW, **_SPARSE, layer_types=(SLIDING, FULL)),
     "t5gemma": T5GemmaConfig(
         **_DECODER,
-        num_kv_heads=2,
-        sliding_window=5,
-        query_pre_attn_scalar=8.0,
-        encoder=Gemma2Config(**_WIDE, num_kv_heads=1, sliding_window=3, query_pre_attn_scalar=16.0),
+        **_GEMMA,
+        encoder=Gemma2Config(**{**_DECODER, **_WIDE}, sliding_window=3, query_pre_attn_scalar=16.0),
     ),
     "t5gemma2": T5Gemma2Config(
-        **{**_DECODER, "num_heads": 2},
-        num_kv_heads=1,
-        sliding_window=5,
-        query_pre_attn_scalar=8.0,
-        layer_types=("sliding_attention", "full_attention"),
+        **{**_DECODER, "num_heads": 2, "num_kv_heads": 1},
+        **_GEMMA,
+        layer_types=(SLIDING, FULL),
         eoi_token=7,
-        encoder=Gemma3Config(**_DECODER, num_kv_heads=4, sliding_window=3),
+        encoder=Gemma3Config(**{**_DECODER, "num_kv_heads": 4}, sliding_window=3),
     ),
-    "gemma2": Gemma2Config(**_DECODER, num_kv_heads=2, sliding_window=5, query_pre_attn_scalar=8.0),
+    "gemma2": Gemma2Config(**_DECODER, **_GEMMA),
     # Two sizes of layers, the last of each shared, one kind with keys as values; all that may be.
     "gemma4": Gemma4Config(
-        **{**_DECODER, "mlp_dim": 20, "num_layers": 4},
-        num_kv_heads=4,
-        sliding_window=5,
-        layer_types=("sliding_attention", "full_attention") * 2,
+        **{**_DECODER, "mlp_dim": 20, "num_layers": 4, "num_kv_heads": 4},
+        **_WINDOW,
+        **_SPARSE,
+        layer_types=(SLIDING, FULL) * 2,
         global_head_dim=14,
         num_global_kv_heads=2,
         keys_are_values=True,
         num_shared_layers=2,
         wide_shared_mlps=True,
         layer_input_dim=10,
-        num_experts=4,
-        num_experts_per_tok=2,
         expert_dim=12,
     ),
     # Recurrent layers around one with attention.
     "qwen3_5": Qwen35Config(
-        **{**_DECODER, "num_layers": 3},
-        num_kv_heads=2,
-        layer_types=("linear_attention", "full_attention", "linear_attention"),
-        linear_num_key_heads=2,
-        linear_key_head_dim=6,
-        linear_num_value_heads=4,
-        linear_value_head_dim=5,
+        **{**_DECODER, "num_layers": 3}, **_DELTA, layer_types=(LINEAR, FULL, LINEAR)
     ),
     # Experts in one of two layers, with one that all tokens share.
     "qwen3_next": Qwen3NextConfig(
         **_DECODER,
-        num_kv_heads=2,
-        layer_types=("linear_attention", "full_attention"),
-        linear_num_key_heads=2,
-        linear_key_head_dim=6,
-        linear_num_value_heads=4,
-        linear_value_head_dim=5,
-        num_experts=4,
-        num_experts_per_tok=2,
+        **_DELTA,
+        **_SPARSE,
+        layer_types=(LINEAR, FULL),
         expert_dim=12,
         shared_expert_dim=10,
         dense_layers=(0,),

@@ -26,14 +26,14 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.compilation import product_precision
 from specjax.errors import UserError
-from specjax.models.attention import Segment, block_bias
+from specjax.models.attention import Segment, block_bias, seen_bias
 from specjax.models.cache import CacheLayout, RaggedCache
 from specjax.models.config import ModelConfig, Style
 from specjax.models.families import FAMILIES, family_of
 from specjax.models.family import HFFields, Renaming, T
 from specjax.models.gemma4 import Gemma4Config
 from specjax.models.heads.eagle import EagleHead
-from specjax.models.heads.head import HeadCache, HeadConfig, HeadFiles, Known, seen_bias
+from specjax.models.heads.head import HeadCache, HeadConfig, HeadFiles, Known
 from specjax.models.layers import Dense, Embed, LogitsDense, RMSNorm
 from specjax.models.position_encoding import rope_angles
 from specjax.models.transformer import Layer

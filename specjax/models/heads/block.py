@@ -19,7 +19,8 @@ from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Int32
 
 from specjax.errors import UserError
-from specjax.models.attention import LayerMemory, Memory, Segment, block_bias
+from specjax.models.attention import LayerMemory, Memory, Segment, block_bias, seen_bias
+from specjax.models.cache import places_from
 from specjax.models.family import HFFields
 from specjax.models.heads.head import (
     EMBEDDING,
@@ -36,12 +37,10 @@ from specjax.models.heads.head import (
     Published,
     ReadText,
     encoder_segment,
-    head_norm,
-    picked,
-    places_from,
-    seen_bias,
+    pick,
 )
 from specjax.models.layers import Embed, LogitsDense
+from specjax.models.transformer import norm_of
 from specjax.types import Params
 
 MARKOV = ("vanilla", "gated", "rnn")
@@ -119,7 +118,7 @@ class BlockNetwork(HeadNetwork):
 
     def setup(self) -> None:
         config, layers = self.config, self.config.layers
-        norm = functools.partial(head_norm, layers)
+        norm = functools.partial(norm_of, layers, layers.style)
         self.fc = self._dense(layers.embed_dim, "fc")
         self.state_norm, self.norm = norm("state_norm"), norm("norm")
         count = range(layers.num_layers)
@@ -170,7 +169,7 @@ class BlockNetwork(HeadNetwork):
             x, *_ = layer(norm(x), x, bias, past, self.rope(places, i), encoded)
         return self.norm(x)
 
-    def corrected(
+    def correct(
         self,
         states: Float[Array, "B T E"],
         tokens: Int32[Array, "B T"],
@@ -212,7 +211,7 @@ class BlockNetwork(HeadNetwork):
         y = self.block(embedded, places, [bias] * count, [None] * count, cross)
         if self.config.markov is not None:
             none = jnp.zeros((y.shape[0], self.config.markov_rank), y.dtype)
-            self.corrected(y, jnp.zeros(y.shape[:2], jnp.int32), none)
+            self.correct(y, jnp.zeros(y.shape[:2], jnp.int32), none)
         elif self.config.confidence:
             self.log_odds(y, None)
         return y
@@ -266,7 +265,7 @@ class BlockHead(DraftHead):
                 keys, values = pairs[i]
                 return LayerMemory(keys, values, bias)
 
-            tokens = picked(text.tokens, anchors)[:, 0]
+            tokens = pick(text.tokens, anchors)[:, 0]
             return self._block(params, tokens, anchors, count, length, layer, text.encoded)
 
         states = jax.vmap(block, in_axes=1, out_axes=1)(anchors)
@@ -283,7 +282,7 @@ class BlockHead(DraftHead):
         # All places in one axis, each with its memory.
         each = states.reshape(tokens.size, 1, -1)
         given = each, self._logits(params, each), tokens.reshape(-1, 1), memory
-        logits, odds, memory = self._corrected(params, *given)
+        logits, odds, memory = self._correct(params, *given)
         odds = None if odds is None else odds.reshape(tokens.shape)
         return Drafted(logits.reshape(*tokens.shape, -1), odds), memory
 
@@ -321,12 +320,12 @@ class BlockHead(DraftHead):
         given = embedded, places_from(starts, size), biases, pasts, encoder_segment(encoded)
         return self._apply(params, *given, method="block")[:, first : first + count]
 
-    def _corrected(
+    def _correct(
         self, params: Params, states: Array, logits: Array, tokens: Array, memory: Array
     ) -> tuple[Array, Array | None, Array]:
         """Logits after the Markov correction by the tokens before, log-odds, and the memory."""
         if self.config.markov is not None:
-            more, odds, memory = self._apply(params, states, tokens, memory, method="corrected")
+            more, odds, memory = self._apply(params, states, tokens, memory, method="correct")
             return logits + more[..., : logits.shape[-1]], odds, memory
         if not self.config.confidence:
             return logits, None, memory
@@ -344,11 +343,11 @@ class BlockHead(DraftHead):
         outputs = cache.outputs
         slots = positions - outputs.starts
         states, logits, memory = (
-            picked(outputs.states, slots),
-            picked(outputs.logits, slots),
-            picked(outputs.memory, slots)[:, 0],
+            pick(outputs.states, slots),
+            pick(outputs.logits, slots),
+            pick(outputs.memory, slots)[:, 0],
         )
-        logits, odds, memory = self._corrected(params, states, logits, tokens, memory)
+        logits, odds, memory = self._correct(params, states, logits, tokens, memory)
         hidden = states
         if odds is not None:
             hidden = jnp.concatenate([states, odds[..., None].astype(states.dtype)], axis=-1)

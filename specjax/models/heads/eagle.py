@@ -23,7 +23,15 @@ from jaxtyping import Array, Float, Int32
 
 from specjax.errors import UserError
 from specjax.models import cache as cache_lib
-from specjax.models.attention import LayerMemory, Memory, Segment, block_bias, block_updates
+from specjax.models.attention import (
+    LayerMemory,
+    Memory,
+    Segment,
+    block_bias,
+    block_updates,
+    seen_bias,
+)
+from specjax.models.cache import places_from
 from specjax.models.decoder_only import FULL
 from specjax.models.family import HFFields
 from specjax.models.heads.head import (
@@ -43,11 +51,9 @@ from specjax.models.heads.head import (
     Published,
     ReadText,
     encoder_segment,
-    head_norm,
-    picked,
-    places_from,
-    seen_bias,
+    pick,
 )
+from specjax.models.transformer import norm_of
 from specjax.types import Params
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
@@ -107,7 +113,7 @@ class EagleNetwork(HeadNetwork):
 
     def setup(self) -> None:
         config, layers = self.config, self.config.layers
-        norm = functools.partial(head_norm, layers)
+        norm = functools.partial(norm_of, layers, layers.style)
         width = layers.embed_dim
         self.fc = self._dense(width, "fc", bias=config.fc_bias)
         if config.norms:
@@ -219,7 +225,7 @@ class EagleHead(DraftHead):
                 # An entry without a state is seen by its own token only.
                 seen = (steps[None] < i) & ((steps[None] > 0) | (ends > 0))
                 more = past, Segment(own_keys, own_values, seen_bias(seen[:, None]))
-                given = picked(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
+                given = pick(embedded, anchors + i), state, ends + (i - 1), block_bias(1)
                 output, state, key, value = self._apply(
                     params, *given, None, encoded, more, method="step"
                 )
@@ -228,7 +234,7 @@ class EagleHead(DraftHead):
                 own_values = put(own_values, value, i, 1 + self.layout.value_axis)
                 return (state, own_keys, own_values), output[:, 0]
 
-            start = picked(before, anchors), *self.layout.arrange(none, none)
+            start = pick(before, anchors), *self.layout.arrange(none, none)
             return lax.scan(step, start, steps)[1]
 
         return jax.vmap(chain, in_axes=1, out_axes=2)(anchors), jnp.zeros(())

@@ -30,17 +30,25 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.errors import UserError
 from specjax.models import cache as cache_lib
-from specjax.models.attention import Attention, LayerMemory, Segment, attended, block_bias
-from specjax.models.beginnings import filled, next_beginning, note
-from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for
+from specjax.models.attention import (
+    Attention,
+    LayerMemory,
+    Segment,
+    attended,
+    block_bias,
+    seen_bias,
+)
+from specjax.models.beginnings import fill, next_beginning, note
+from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache, layout_for, places_from
 from specjax.models.config import DecoderOnlyConfig, ModelConfig, common_dtype
 from specjax.models.decoder_only import FULL, SLIDING, windows_from_hf
 from specjax.models.experts import Experts
 from specjax.models.families import FAMILIES, family_of
 from specjax.models.family import HEADS, HFFields, Nested, Renaming
-from specjax.models.layers import MLP, Dense, Embed, LogitsDense, RMSNorm
+from specjax.models.layers import MLP, Dense, Embed, LogitsDense
 from specjax.models.model import Model, Seq2SeqLM
-from specjax.models.position_encoding import MASKED, Rope, rope_angles
+from specjax.models.position_encoding import Rope, rope_angles
+from specjax.models.transformer import norm_of
 from specjax.types import LanguageModel, Params, Prefilled, PrefilledStates, Prompts
 
 # The families of which layers may be; those of MTP's and of heads that vLLM reads.
@@ -196,12 +204,6 @@ class HeadCache(NamedTuple):
     encoded: Encoded | None = None
 
 
-def head_norm(config: DecoderOnlyConfig, name: str) -> RMSNorm:
-    """A norm of a head's layers."""
-    plus_one = config.style.plus_one_norms
-    return RMSNorm(config.norm_eps, config.dtype, config.param_dtype, plus_one, name=name)
-
-
 class HeadLayer(nn.Module):
     """Self-attention, perhaps cross-attention, and a feed-forward block.
 
@@ -218,7 +220,7 @@ class HeadLayer(nn.Module):
     def setup(self) -> None:
         config, style = self.config, self.config.style
         self.self_attention = Attention(config, style, self.layout)
-        self.pre_mlp_layer_norm = head_norm(config, "pre_mlp_layer_norm")
+        self.pre_mlp_layer_norm = norm_of(config, style, "pre_mlp_layer_norm")
         routing, dtypes = style.layers[0].routing, (config.dtype, config.param_dtype)
         self.mlp: nn.Module = (
             MLP(config.mlp_dim, style.activations, *dtypes)
@@ -228,7 +230,7 @@ class HeadLayer(nn.Module):
         if self.verifier is not None:
             theirs = self.verifier.config
             self.cross_attention = Attention(theirs, theirs.style, self.verifier.layout)
-            self.pre_cross_layer_norm = head_norm(config, "pre_cross_layer_norm")
+            self.pre_cross_layer_norm = norm_of(config, style, "pre_cross_layer_norm")
 
     def keys_values(self, y: Float[Array, "B T read"], rope: Rope) -> tuple[Array, Array]:
         return self.self_attention.keys_values(y, rope)
@@ -404,14 +406,14 @@ class DraftHead(LanguageModel):
         reader = theirs.reading((*self.config.boundaries, last))
         cross = seen = encoded = None
         if inputs is not None:
-            cross = _applied(theirs, verifier, inputs, mask, method="encode")
+            cross = theirs._apply(verifier, inputs, mask, method="encode")
             if (layer := self.config.cross_layer) is not None:
                 encoded = Encoded(cross.keys[layer], cross.values[layer], cross.mask)
         elif theirs.config.style.bidirectional_inputs:
             seen = mask
-        _, states = _applied(reader, verifier, tokens, cross, seen, method="read")
+        _, states = reader._apply(verifier, tokens, cross, seen, method="read")
         width = theirs.config.embed_dim
-        logits = _applied(theirs, verifier, states[..., -width:], method="logits")
+        logits = theirs._apply(verifier, states[..., -width:], method="logits")
         return ReadText(tokens, states[..., :-width], encoded), logits
 
     def drafts_along(
@@ -470,7 +472,7 @@ class DraftHead(LanguageModel):
         return self._of_verifier(params, hidden, method="logits")
 
     def _of_verifier(self, params: Params, *args: Any, method: str) -> Any:
-        return _applied(self.verifier, params["verifier"], *args, method=method)
+        return self.verifier._apply(params["verifier"], *args, method=method)
 
     def _spread(self, params: Params, logits: Float32[Array, "B T W"]) -> Float32[Array, "B T V"]:
         """Logits of all tokens; -inf for those that are never drafted."""
@@ -517,7 +519,7 @@ class DraftHead(LanguageModel):
         starts: Any = jnp.zeros_like(verifier.positions)
         if self.verifier.continues_beginnings and (common := next_beginning()) is not None:
             starts = jnp.broadcast_to(common[0], starts.shape).astype(jnp.int32)
-            cache = cache._replace(entries=filled(cache.entries, common[1].entries))
+            cache = cache._replace(entries=fill(cache.entries, common[1].entries))
         if (layer := self.config.cross_layer) is not None:
             cross = verifier.cache.cross
             encoded = Encoded(cross.keys[layer], cross.values[layer], cross.mask)
@@ -565,23 +567,9 @@ def encoder_segment(encoded: Encoded | None) -> Segment | None:
     return Segment(encoded.keys, encoded.values, seen_bias(encoded.mask[:, None]))
 
 
-def _applied(model: Model, params: Params, *args: Any, method: str) -> Any:
-    return model.network.apply({"params": params}, *args, method=method)
-
-
-def picked(x: Array, places: Int32[Array, " B"]) -> Array:
+def pick(x: Array, places: Int32[Array, " B"]) -> Array:
     """The entry of each row at its place, `[B, 1, ...]`."""
     return jax.vmap(lambda row, at: row[at][None])(x, places)
-
-
-def places_from(starts: Int32[Array, " B"], length: int) -> Int32[Array, "B T"]:
-    """So many positions of each row, from its start."""
-    return starts[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
-
-
-def seen_bias(seen: Bool[Array, "_ _ S"]) -> Float32[Array, "_ 1 1 _ S"]:
-    """The mask of attention by what each query sees."""
-    return jnp.where(seen, 0.0, MASKED).astype(jnp.float32)[:, None, None]
 
 
 def places_of(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
