@@ -11,8 +11,10 @@ import safetensors.numpy
 from specjax import load_pair, load_text_model
 from specjax.checkpoints.attachments import load_head
 from specjax.cli.main import main
+from specjax.runs.run_directory import Store
 from specjax.training import HeadRecipe
-from tests.cli import stopped
+from specjax.training.checkpoint_store import CheckpointStore
+from tests.fuzzing.kills import interrupted
 from tests.tiny_pair import sentences, write_pair
 
 SETTINGS = {
@@ -153,45 +155,16 @@ def test_the_default_rate_learns_in_a_short_run(data, tmp_path):
 
 def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monkeypatch):
     """Stopped while it labels, and while it trains."""
-    with stopped.while_it_writes(monkeypatch, 3):
+    with interrupted(monkeypatch, Store, "put", 3):
         assert run(data, tmp_path) == 130
     assert len(list((tmp_path / "head_data").iterdir())) == 2
-    with stopped.while_it_trains(monkeypatch):
+    with interrupted(monkeypatch, CheckpointStore, "save"):
         assert run(data, tmp_path) == 130
     kept = {f.name: f.stat().st_mtime_ns for f in (tmp_path / "head_data").iterdir()}
     assert len(kept) == 4  # three shards of 60 prompts and one of 20
     assert run(data, tmp_path) == 0
     assert kept == {f.name: f.stat().st_mtime_ns for f in (tmp_path / "head_data").iterdir()}
     assert outcome(tmp_path) == outcome(trained)
-
-
-def test_a_damaged_shard_is_named_and_made_again(data, trained, tmp_path, capsys):
-    output = tmp_path / "run"
-    shutil.copytree(trained, output)
-    (shard,) = (output / "head_data").glob("training-1-*")
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
-    assert run(data, output) == 2
-    assert f"{shard} is not a valid record of this run" in capsys.readouterr().err
-    shard.unlink()
-    assert run(data, output) == 0
-    assert outcome(output) == outcome(trained)
-
-
-@pytest.mark.parametrize(
-    ("bindings", "message"),
-    [
-        ({"REJECTION_WEIGHT": 3}, "task.rejection_weight: 6.0 there, 3.0 here"),
-        ({"MIXING": 0.5}, "training.mixing: 0.15 there, 0.5 here"),
-        ({"SEED": 1}, "seed: 0 there, 1 here"),
-        ({"TRAIN": "validation.txt"}, "training.prompts: 60 there, 20 here"),
-    ],
-)
-def test_another_configuration_in_the_same_directory_is_refused(
-    data, trained, capsys, bindings, message
-):
-    assert run(data, trained, **bindings) == 2
-    error = capsys.readouterr().err
-    assert message.lower() in error.lower() and error.count("\n") == 1
 
 
 def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
@@ -204,3 +177,16 @@ def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
     assert "and 1 more" in told
     (shard,) = (tmp_path / "head_data").glob("training-*")
     assert len(safetensors.numpy.load_file(shard)["offsets"]) == 5
+
+
+def test_another_configuration_in_the_same_directory_is_refused(data, trained, capsys):
+    for bindings, messages in (
+        (
+            {"REJECTION_WEIGHT": 3, "MIXING": 0.5},
+            ("task.rejection_weight: 6.0 there, 3.0 here", "training.mixing: 0.15 there, 0.5 here"),
+        ),
+        ({"TRAIN": "validation.txt"}, ("training.prompts: 60 there, 20 here",)),
+    ):
+        assert run(data, trained, **bindings) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert all(message in error.lower() for message in messages)
