@@ -1,9 +1,6 @@
 """`specjax compare` from gin files to settings, tables and figures."""
 
 import json
-import subprocess
-import sys
-from itertools import chain
 
 import pytest
 
@@ -116,29 +113,6 @@ def test_the_names_of_a_setting_are_those_of_infer(data, done, tmp_path):
     (point,) = (p for p in read_points(output).of() if p.rule == "OPT(0.1)" and not p.stopping)
     measured = read_points(output).measured(point).rows[1]
     assert [json.loads(line)["tokens"] for line in decoded] == [row["tokens"] for row in measured]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("settings", [0, 3])
-def test_a_killed_process_leaves_what_goes_on(data, done, tmp_path, settings):
-    output = tmp_path / "out"
-    command = [sys.executable, "-m", "specjax", *arguments(data, output, "--full")]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    for line in child.stderr:
-        if f"setting {settings + 1} of" in line:
-            break
-    child.kill()
-    child.communicate()
-    there = read_points(output).of() if settings else {}
-    assert len(there) == settings
-    assert run(data, output) == 3
-    found, expected = (read_points(place) for place in (output, done[0]))
-    assert found.of().keys() == expected.of().keys()
-    for one, scores in found.scored().items():
-        if one in there:
-            assert scores.figures == there[one].scores.figures  # times too
-        assert found.measured(one).rows == expected.measured(one).rows
-        assert scores.figures["chrf"] == expected.scored()[one].figures["chrf"]
 
 
 def test_the_references_may_be_in_a_file_of_their_own(data, done, capsys):
@@ -263,55 +237,6 @@ def test_by_default_what_is_estimated_as_best_is_measured(data, tmp_path, capsys
     captured = capsys.readouterr()
     assert "4 of 4 settings were measured before" in captured.err
     assert "the verifier decodes" not in captured.err
-
-
-LIMITS = {
-    "MAX_LOSS": 90,
-    "MAX_NATS": 9,
-    "METHODS": "{'Lossless': None, 'OPT({})': (0.2, 0.4)}",
-    "STOPPING": "(None,)",
-    "CANDIDATES": 3,
-    "ESTIMATE_LIMIT": 2,
-    "NUM_SAMPLES": 1,
-    "MAX_NEW_TOKENS": 6,
-    "BUCKETS": "(24,)",
-}
-
-
-@pytest.mark.exhaustive
-def test_limits_are_kept_on_texts_the_choice_has_not_seen(data, tmp_path, capsys):
-    output = tmp_path / "out"
-    start = ["--gin_file=runs/compare.gin"]
-    assert run(data, output, *start, **LIMITS) == 0
-    results = json.loads((output / "results.json").read_text())
-    # With the verifier alone and a KLBall beside the lossless setting.
-    assert results["texts"] == 4 and len(results["considered"]) == 4
-    assert results["answer"] in ("draft", "do not draft")
-    held_out = results["held_out"]
-    assert held_out["texts"] == 4 and held_out["met"]
-    assert [limit["met"] for limit in held_out["limits"].values()] == [True, True]
-    # Each text is in one part.
-    store, key = read_points(output), Setting(method="VerifierAlone")
-    names = ("texts", "held out")
-    ids = [[row["id"] for row in store.measured(key, name).rows[0]] for name in names]
-    assert [len(part) for part in ids] == [4, 4] and {*chain(*ids)} == {*range(8)}
-    out, told = capsys.readouterr()
-    assert "limits: MAX_LOSS=90 MAX_NATS=9" in out and "infer with `setting` in results" in told
-    assert Setting(**results["setting"]).described() == results["described"]
-    # Stopped before its end, it measures what is missing alone.
-    lost = store.store.path((key.key, "held out"))
-    kept = {path: path.stat().st_mtime_ns for path in (output / "points").iterdir()}
-    lost.unlink()
-    assert run(data, output, *start, **LIMITS) == 0
-    again = {path: path.stat().st_mtime_ns for path in kept if path != lost}
-    assert again.items() <= kept.items() and lost.exists()
-    # Other limits choose from what was measured.
-    assert run(data, output, *start, **{**LIMITS, "MAX_LOSS": 89}) == 0
-    assert "settings were measured before" in capsys.readouterr().err
-    assert json.loads((output / "results.json").read_text())["limits"]["max_loss"] == 89
-    # Other texts to choose by want another directory.
-    assert run(data, output, *start, **{**LIMITS, "HELD_OUT": 0.25}) == 2
-    assert "another configuration" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -243,16 +243,6 @@ def test_a_checkpoint_of_another_size_is_refused(tmp_path, capsys, way, pair, wo
     assert not (tmp_path / "out").exists()
 
 
-def test_without_seqio_a_run_on_its_data_says_so(tmp_path, capsys, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "seqio", None)
-    files = ("runs/infer.gin", "papers/faster_cascades/task_gemma_gsm8k.gin")
-    arguments = [f"--gin_file={file}" for file in files]
-    assert main(["infer", *arguments, f"--gin.OUTPUT_DIR={tmp_path / 'out'}"]) == 2
-    assert "pip install '.[seqio]'" in capsys.readouterr().err
-
-
 def test_the_metrics_that_the_files_name_are_known():
     for path in FOLDER.glob("task_*.gin"):
         (named,) = re.findall(r'METRICS="(\(.*?\))"', path.read_text())

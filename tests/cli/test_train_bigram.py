@@ -149,12 +149,6 @@ def _cut_and_signed(place):
     write_checksums(place)
 
 
-def _other_dtype(place):
-    data = {"successors": np.full(9, 11, np.int32)}
-    (place / "bigram.safetensors").write_bytes(safetensors.numpy.save(data))
-    write_checksums(place)
-
-
 def _newer(place):
     path = place / "bigram.json"
     path.write_text(re.sub('"version": .', '"version": 3', path.read_text()))
@@ -181,24 +175,12 @@ def _gone(place):
     [
         (_cut, "bigram.safetensors was changed after specjax wrote it"),
         (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
-        (_other_dtype, "successors must be uint16 or uint32, got int32"),
         (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
         (_gone, "no bigram table found: make a table with `specjax train bigram`"),
-    ],
-)
-def test_damage_is_told(tmp_path, damage, message):
-    save_bigram(tmp_path / "t", Bigram(np.zeros(9, np.int32), "mark"))
-    damage(tmp_path / "t")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_bigram(tmp_path / "t")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_cut, "bigram.safetensors was changed after specjax wrote it"),
-        (_cut_and_signed, "bigram.safetensors is cut short or damaged"),
-        (_newer, "version=3 must be 1 or 2 for this specjax to read it"),
+        (
+            _rewritten(lambda x: x.update(successors=np.full(9, 11, np.int32))),
+            "successors must be uint16 or uint32, got int32",
+        ),
         (_rewritten(lambda x: x.pop("contexts")), "lacks 'contexts': copy the table again"),
         (
             _rewritten(lambda x: x.update(followers=x["followers"][1:])),
@@ -222,12 +204,12 @@ def test_damage_is_told(tmp_path, damage, message):
         ),
     ],
 )
-def test_damage_of_longer_contexts_is_told(tmp_path, damage, message):
+def test_damage_is_told(tmp_path, damage, message):
     contexts = np.array([[1, 2], [1, 3], [8, 0]], np.int32)
     followers = np.array([3, 0, 8], np.int32)
     save_bigram(tmp_path / "t", Bigram(np.zeros(9, np.int32), "mark", {}, contexts, followers))
     damage(tmp_path / "t")
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         load_bigram(tmp_path / "t")
     assert "\n" not in str(error.value)
 

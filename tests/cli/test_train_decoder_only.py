@@ -7,7 +7,7 @@ import pytest
 import specjax
 from specjax.checkpoints import load_model, save_model
 from specjax.cli.main import main
-from specjax.models import FAMILIES, CausalLM, model_from_config
+from specjax.models import FAMILIES, model_from_config
 from specjax.tokenizers import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.training.vocabulary import write_vocabulary
@@ -114,30 +114,6 @@ def test_transformers_reads_the_model_and_its_tokenizer(trained):
         assert tokenizer.decode(output, skip_special_tokens=True) == prompt + text
 
 
-@pytest.mark.exhaustive
-def test_a_drafter_is_distilled_from_its_verifier(data, trained, tmp_path):
-    teacher = trained / "model"
-    changes = {
-        **LLAMA,
-        "LlamaConfig.embed_dim": 16,
-        "LlamaConfig.head_dim": 8,
-        "NUM_STEPS": 10,
-        "TEACHER": teacher,
-        "TEACHER_SAMPLES": 1,
-        "DISTILLATION_WEIGHT": 0.9,
-        "METRICS": "()",
-    }
-    assert run(data, tmp_path, **changes) == 0
-    pair = specjax.load_pair(drafter=tmp_path / "model", verifier=teacher)
-    assert pair.drafter.model.config.embed_dim == 16
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    # 200 references and as many samples, in batches of 10.
-    assert rows[0]["epoch"] == pytest.approx(5 / 40)
-    assert set(json.loads((tmp_path / "results.json").read_text())) == {
-        "step", "validation_loss", "num_params",
-    }  # fmt: skip
-
-
 SIZES = {
     "vocab_size": 320, "embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,
     "mlp_dim": 24, "num_layers": 1,
@@ -192,19 +168,6 @@ def test_fine_tuning_takes_the_network_of_its_directory(data, trained, tmp_path)
     assert after == pytest.approx(before, abs=0.2)
 
 
-def test_the_shipped_model_is_a_llama(data, tmp_path, capsys):
-    """All but the training: the text is read and found too long for the network's one bucket."""
-    names = ("runs/train.gin", "models/llama_mini.gin", "tasks/question_answer.gin")
-    files = [f"--gin_file={CONFIGS / name}" for name in names]
-    names = {
-        "TRAIN": data / "train.jsonl", "VALIDATION": data / "validation.jsonl",
-        "OUTPUT_DIR": tmp_path / "run", "VOCABULARY": "bytes", "Batching.bucket_lengths": "(1,)",
-    }  # fmt: skip
-    bindings = [f"--gin.{name}={value}" for name, value in names.items()]
-    assert main(["train", *files, *bindings]) == 2
-    assert "all 200 pairs are longer than 1 tokens" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("family", "marks"),
     [("llama", ["<unk>", "<s>", "</s>"]), ("gemma2", ["<pad>", "<eos>", "<bos>", "<unk>"])],
@@ -229,8 +192,3 @@ def test_a_trained_vocabulary_keeps_a_text_as_it_is(tmp_path, family, marks):
             tmp_path / "other", None, texts,
             vocab_size=300, model_type="unigram", family=family,
         )  # fmt: skip
-
-
-def test_num_params_are_those_of_the_file(trained):
-    results = json.loads((trained / "results.json").read_text())
-    assert CausalLM(load_model(trained / "model").config).num_params() == results["num_params"]

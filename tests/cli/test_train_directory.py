@@ -1,7 +1,6 @@
 """The directory of `specjax train`: it touches what it has made, and nothing else."""
 
 import json
-import multiprocessing
 import os
 import shutil
 
@@ -9,7 +8,6 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.runs.run_directory import RunDirectory
-from specjax.tokenizers import load_tokenizer
 from tests.cli.test_train import FILES, SYLLABLES
 
 
@@ -47,61 +45,6 @@ def content(directory):
     }
 
 
-@pytest.mark.parametrize("name", ["model", "tokenizer", "checkpoints", "results.json"])
-def test_what_is_not_the_runs_own_is_refused_and_kept(data, tmp_path, capsys, name):
-    mine = tmp_path / name
-    if name.endswith(".json"):
-        mine.write_text("mine")
-    else:
-        mine.mkdir()
-        (mine / "file").write_text("mine")
-    before = content(tmp_path)
-    assert run(data, tmp_path) == 2
-    error = capsys.readouterr().err
-    assert f"{mine} is not a file of this run: choose another OUTPUT_DIR, or move it" in error
-    assert error.count("\n") == 1
-    assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *((name, "file") for name in ("metrics.jsonl", "runs.jsonl", "config.gin", "results.json")),
-        *((name, "directory") for name in ("checkpoints", "model", "tokenizer")),
-    ],
-)
-def test_a_file_in_the_place_of_a_directory_or_the_reverse_is_refused(
-    data, trained, tmp_path, capsys, name, kind
-):
-    place = shutil.copytree(trained, tmp_path / "run")
-    if kind == "file":
-        (place / name).unlink()
-        (place / name).mkdir()
-    else:
-        shutil.rmtree(place / name)
-        (place / name).write_text("")
-    before = content(place)
-    assert run(data, place) == 2
-    error = capsys.readouterr().err
-    assert f"{place / name} is not a file of this run: choose another OUTPUT_DIR, or move" in error
-    assert error.count("\n") == 1
-    assert content(place) == before
-
-
-def test_a_hard_linked_copy_stays_as_it_was(data, trained, tmp_path):
-    """As `cp -al` makes it; whichever of the two continues."""
-    place, copy = tmp_path / "run", tmp_path / "copy"
-    shutil.copytree(trained, place)
-    shutil.copytree(place, copy, copy_function=os.link)
-    before = content(copy)
-    assert run(data, place, "NUM_STEPS=2") == 0
-    assert content(copy) == before
-    after = content(place)
-    assert after["metrics.jsonl"] != before["metrics.jsonl"]
-    assert run(data, copy, "NUM_STEPS=2") == 0
-    assert content(place) == after
-
-
 def test_other_files_in_the_runs_directories_are_kept(data, trained, tmp_path, capsys):
     place = shutil.copytree(trained, tmp_path / "run")
     for directory in [place, *filter(os.path.isdir, place.rglob("*"))]:
@@ -137,15 +80,6 @@ def test_a_source_that_the_run_would_replace_is_refused_and_kept(
     assert content(mine) == content(trained / "model")
 
 
-def test_checkpoints_without_a_configuration_are_not_continued(data, trained, tmp_path, capsys):
-    place = shutil.copytree(trained, tmp_path / "run")
-    (place / "train_config.json").unlink()
-    before = content(place)
-    assert run(data, place, "SEED=9") == 2
-    assert "is not a file of this run" in capsys.readouterr().err
-    assert content(place) == before
-
-
 def test_a_trainer_that_is_kept_out_touches_nothing(data, trained, tmp_path, capsys):
     """Not even the vocabulary, though it asks for another."""
     place = shutil.copytree(trained, tmp_path / "run")
@@ -155,48 +89,3 @@ def test_a_trainer_that_is_kept_out_touches_nothing(data, trained, tmp_path, cap
         assert run(data, place, "VOCABULARY=bytes", "T5Config.vocab_size=259") == 2
     assert "is used by another process" in capsys.readouterr().err
     assert content(place) == before
-
-
-def _start(data, place, ready, go, results):
-    ready.release()
-    go.wait()
-    results.put(run(data, place))
-
-
-def test_of_two_that_start_together_one_works(data, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    ready, go, results = context.Semaphore(0), context.Event(), context.Queue()
-    place = tmp_path / "run"
-    starts = [
-        context.Process(target=_start, args=(data, place, ready, go, results)) for _ in range(2)
-    ]
-    for start in starts:
-        start.start()
-    for _ in starts:
-        ready.acquire()
-    go.set()
-    assert sorted(results.get(timeout=300) for _ in starts) in ([0, 2], [0, 0])
-    for start in starts:
-        start.join()
-    assert json.loads((place / "results.json").read_text())["step"] == 1
-    assert load_tokenizer(place / "model").encode("ba")
-
-
-def test_an_edited_result_of_an_earlier_stage_is_told(data, trained, tmp_path, capsys):
-    """The teacher's samples are verified before they are used again."""
-    place = tmp_path / "run"
-    bindings = [f"TEACHER={trained / 'model'}", "TEACHER_SAMPLES=1"]
-    assert run(data, place, *bindings) == 0
-    (samples,) = (place / "samples").glob("teacher-*")
-    sound = samples.read_bytes()
-    shutil.rmtree(place / "checkpoints")
-    flipped = bytearray(sound)
-    flipped[len(sound) // 3] ^= 4
-    for damaged in (sound[:-30], sound[: len(sound) // 2], b"", flipped):
-        samples.write_bytes(damaged)
-        capsys.readouterr()
-        status = run(data, place, *bindings)
-        error = capsys.readouterr().err
-        assert status == 2 and error.count("\n") == 1 and str(samples) in error
-    samples.write_bytes(sound)
-    assert run(data, place, *bindings) == 0
