@@ -30,7 +30,6 @@ SETTINGS = {
 }
 
 PAIR = ("drafter", "verifier")
-BUILT_IN = "built-in:multi30k_ende"
 
 
 @pytest.fixture(scope="module")

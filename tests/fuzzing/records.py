@@ -30,7 +30,6 @@ from tests.study import world
 from tests.training import toy
 
 ROWS = 6
-IGNORED = {".specjax.lock"}
 
 
 class Run(NamedTuple):
