@@ -178,7 +178,7 @@ def tables(results: dict[str, Any]) -> str:
     if lengths:
         parts.append("\n".join(f"{one['setting']}: {one['why']}" for one in lengths))
     if "answer" in results:
-        parts += [_considered(results)] if results["considered"] else []
+        parts += [_limits_table(results)] if results["considered"] else []
         parts.append(_answer(results))
     elif results["table_2"]:
         rows = table_2_rows(results["table_2"], results["quality"])
@@ -204,7 +204,7 @@ def _next(results: dict[str, Any]) -> str:
     return f"the tables are in {place}; next: {then}"
 
 
-def _considered(results: dict[str, Any]) -> str:
+def _limits_table(results: dict[str, Any]) -> str:
     """The measured settings with what is limited."""
     from specjax.cli.report import Report
     from specjax.runs.evaluation import shown

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from specjax.checkpoints.attachments import has_head, load_head
     from specjax.checkpoints.heads import is_draft_head
     from specjax.checkpoints.hf import longest_context
-    from specjax.checkpoints.saving import check_format
+    from specjax.checkpoints.saving import check_format, save_t5x_pair
     from specjax.text.directories import real_path
     from specjax.writing import check_free
 
@@ -73,7 +73,13 @@ def run(args: argparse.Namespace) -> int:
     if args.to == "speculators" or args.verifier is not None or is_draft_head(args.source):
         return _convert_head(args)
     if args.drafter is not None:
-        return _merge(args)
+        if args.to != "t5x" or args.config is not None:
+            given = "--config" if args.to == "t5x" else f"--to {args.to}"
+            raise UserError(f"--drafter writes a T5X checkpoint of two models: leave out {given}")
+        options = {"dtype": args.dtype, "check_weights": args.check_weights}
+        save_t5x_pair(args.destination, verifier=args.source, drafter=args.drafter, **options)
+        print(f"{args.source} and {args.drafter} -> {args.destination} (t5x, verifier and drafter)")
+        return 0
     check_format(read_config(args.source, args.config), args.to)  # before the arrays are read
     # No model computes in float16, so `save_model` casts to it.
     dtype = None if args.dtype == "float16" else args.dtype
@@ -159,24 +165,6 @@ def _convert_head(args: argparse.Namespace) -> int:
         portable=True,
     )
     _tell(args, opened.format, sum(x.size for x in jax.tree.leaves(params["network"])))
-    return 0
-
-
-def _merge(args: argparse.Namespace) -> int:
-    """Writes SRC and the drafter into one checkpoint of T5X."""
-    from specjax.checkpoints.saving import save_t5x_pair
-
-    if args.to != "t5x" or args.config is not None:
-        given = "--config" if args.to == "t5x" else f"--to {args.to}"
-        raise UserError(f"--drafter writes a T5X checkpoint of two models: leave out {given}")
-    save_t5x_pair(
-        args.destination,
-        verifier=args.source,
-        drafter=args.drafter,
-        dtype=args.dtype,
-        check_weights=args.check_weights,
-    )
-    print(f"{args.source} and {args.drafter} -> {args.destination} (t5x, verifier and drafter)")
     return 0
 
 

@@ -35,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures all settings on the samples, and prints the tables and a verdict."""
-    asked = [setting for t in (0.0, 1.0) for setting in settings(args.max_draft, t)]
+    wanted = [setting for t in (0.0, 1.0) for setting in settings(args.max_draft, t)]
     texts = samples(args.built_in)
     # One batch size for quality and time: fewer programs to compile, and timed texts are decoded
     # once. Half of the texts suffice for the interval of a verdict.
     sizes: dict[str, Any] = {"batch_size": 1, "latency_limit": len(texts.examples) // 2}
     results = compare(
         lambda _: load_pair(args.built_in).named,
-        asked,
+        wanted,
         texts,
         measuring=Measuring(num_samples=2, repeats=1, **sizes),
         output_dir=args.output,

@@ -47,7 +47,7 @@ _READING = (
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 # The functions and classes given to `register`, by name.
-_registered: dict[str, Callable[..., Any]] = {}
+_configurables: dict[str, Callable[..., Any]] = {}
 # The names bound on the command line.
 _overrides: list[str] = []
 
@@ -121,7 +121,7 @@ def register(*configurables: Callable[..., Any], **named: Callable[..., Any]) ->
     @make_decoder`. Its required arguments must then be bound.
     """
     for name, configurable in ({c.__name__: c for c in configurables} | named).items():
-        _registered[name] = configurable
+        _configurables[name] = configurable
         try:
             gin.get_configurable(configurable)
         except ValueError:
@@ -339,14 +339,14 @@ def _check_known(name: str, parameter: str | None = None) -> None:
         gin.get_configurable(name)
     except ValueError:
         known = (
-            f"the known names are {', '.join(sorted(_registered))}; rules and other parts of "
+            f"the known names are {', '.join(sorted(_configurables))}; rules and other parts of "
             "decoding are texts, such as RULE = 'OPT(0.2)'"
         )
         raise UserError(
-            f"{name} is not a function or class for gin files; {hint(plain, _registered, known)}"
+            f"{name} is not a function or class for gin files; {hint(plain, _configurables, known)}"
         ) from None
-    if parameter is not None and plain in _registered:
-        parameters = dict(inspect.signature(_registered[plain]).parameters)
+    if parameter is not None and plain in _configurables:
+        parameters = dict(inspect.signature(_configurables[plain]).parameters)
         variadic = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if parameter not in parameters and not variadic:
             remedy = hint(parameter, parameters, f"its parameters are {', '.join(parameters)}")
@@ -369,7 +369,7 @@ def call(
       parts: the functions that it calls by `call_part`, with the parameters that it gives them.
       **arguments: further arguments, passed unchanged.
     """
-    name = next(name for name, function in _registered.items() if function is configurable)
+    name = next(name for name, function in _configurables.items() if function is configurable)
     walk = _Walk()
     passed = [*list(inspect.signature(configurable).parameters)[: len(first)], *arguments]
     walk.start(f"{_MODULE}.{name}", configurable, passed)
@@ -445,7 +445,7 @@ class _Walk:
             for reference in iterate_references(value):
                 target = reference.configurable
                 # A user's function that is passed on may get arguments from its caller.
-                known = reference.evaluate or target.wrapped in _registered.values()
+                known = reference.evaluate or target.wrapped in _configurables.values()
                 called = target.wrapped if known and target.selector != _MACRO else None
                 if target.selector != _CONSTANT:
                     self._follow(tuple(reference.scopes) or scopes, target.selector, called)
@@ -464,7 +464,7 @@ class _Walk:
         for name in (name for name in overrides if "." in name):
             scope, selector, _ = config_parser.parse_binding_key(name)
             plain = selector.removeprefix(f"{_MODULE}.")
-            if plain in _registered and (scope, f"{_MODULE}.{plain}") not in used:
+            if plain in _configurables and (scope, f"{_MODULE}.{plain}") not in used:
                 where = f" in the scope {scope}" if scope else ""
                 raise UserError(
                     f"--gin.{name}: {selector}{where} is not used: leave it out, or select the "
@@ -476,7 +476,7 @@ class _Walk:
         names = self._own_names | self._names
         text = in_names(text, {x: min(all_) for x, all_ in names.items() if len(all_) == 1})
         meant = re.search(r"must be like .*, got '(\w+)'$", text)
-        return f"{text}: write @{meant[1]}()" if meant and meant[1] in _registered else text
+        return f"{text}: write @{meant[1]}()" if meant and meant[1] in _configurables else text
 
 
 def value_of(parameter: str, default: Any = None) -> Any:

@@ -81,7 +81,11 @@ def names_and_files(default: str, groups: Mapping[str, str], *, full: bool = Tru
             continue
         width = 2 + max(len(file.stem) for file in files)
         for file in files:
-            yield from _columns([(file.stem, _header(file))], "  ", width)
+            # The first paragraph of its first comment.
+            lines = file.read_text(encoding="utf-8").splitlines()
+            header = itertools.takewhile(lambda line: line.startswith("# "), lines)
+            what = " ".join(line.removeprefix("#").strip() for line in header)
+            yield from _columns([(file.stem, what)], "  ", width)
             yield from _columns(list(_names_in(file, in_default)), "      ")
 
 
@@ -104,13 +108,6 @@ def _names_in(file: Path, without: Collection[str] = ()) -> Iterator[tuple[str, 
             default = _REQUIRED if value == "%gin.REQUIRED" else f"(default: {value})"
             yield name, " ".join([*comment, default])
         comment = []
-
-
-def _header(file: Path) -> str:
-    """The first paragraph of a file's first comment."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    header = itertools.takewhile(lambda line: line.startswith("# "), lines)
-    return " ".join(line.removeprefix("#").strip() for line in header)
 
 
 def _columns(rows: Sequence[tuple[str, str]], margin: str, width: int = 0) -> Iterator[str]:

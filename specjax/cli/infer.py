@@ -117,7 +117,7 @@ def check_values() -> None:
     check_decoding({name: value for name, value in values.items() if value is not None})
 
 
-def given_paths() -> dict[str, Any]:
+def model_paths() -> dict[str, Any]:
     """The paths of the models that the gin files give."""
     paths = {name: gin_config.value_of(f"load_models.{name}") for name in ("verifier", "drafter")}
     return {name: path for name, path in paths.items() if path is not None}
@@ -127,12 +127,12 @@ def check_paths() -> None:
     """Refuses a wrong path of a model before all else."""
     from specjax.text.directories import check_model_paths
 
-    check_model_paths({name.upper(): path for name, path in given_paths().items()})
+    check_model_paths({name.upper(): path for name, path in model_paths().items()})
 
 
 def is_single(setting: "text.Setting") -> bool:
     """Whether the verifier is the only model that is given, and would need a drafter."""
-    return [*given_paths()] == ["verifier"] and setting.needed == ("verifier", "drafter")
+    return [*model_paths()] == ["verifier"] and setting.needed == ("verifier", "drafter")
 
 
 def check_needed(needed: Collection[str], remedy: str = "") -> None:
@@ -142,7 +142,7 @@ def check_needed(needed: Collection[str], remedy: str = "") -> None:
       needed: "verifier", "drafter" or both.
       remedy: the end of the message.
     """
-    given = [*given_paths()]
+    given = [*model_paths()]
     if given and (missing := [name for name in needed if name not in given]):
         raise UserError(
             f"{given[0].upper()} is given without {missing[0].upper()}: give both, or neither for "
@@ -167,7 +167,7 @@ def make_decoder(
     """
     from specjax.text import Decoder
 
-    drafts = _loading_alike(setting.part("drafting"))
+    drafts = _load_alike(setting.part("drafting"))
     if is_single(setting):
         drafts, setting = None, setting.verifier_alone
         print(
@@ -188,12 +188,12 @@ def make_decoder(
     return decoder
 
 
-def _loading_alike(drafts: Any) -> Any:
+def _load_alike(drafts: Any) -> Any:
     """Drafts whose cascades load their models like the pair."""
     from specjax.drafting import Branches, Cascade
 
     if isinstance(drafts, Branches):
-        return dataclasses.replace(drafts, parts=tuple(map(_loading_alike, drafts.parts)))
+        return dataclasses.replace(drafts, parts=tuple(map(_load_alike, drafts.parts)))
     if not isinstance(drafts, Cascade):
         return drafts
     loading = {name: gin_config.value_of(f"load_models.{name}") for name in ("dtype", "weights")}

@@ -39,12 +39,8 @@ class Report:
         return "\n".join([*lines, *self.notes])
 
     def show(self, name: str) -> None:
-        """Prints the table, then all figures as one line of JSON (not on a terminal)."""
+        """Prints the table, then all figures and the machine as JSON (not on a terminal)."""
         print(self.table())
-        print_data(self.json_line(name))
-
-    def json_line(self, name: str) -> str:
-        """Returns all figures as one line of JSON, with the machine."""
         machine = {
             "backend": jax.default_backend(),
             "device": jax.devices()[0].device_kind,
@@ -52,10 +48,8 @@ class Report:
             "python": platform.python_version(),
             "jax": jax.__version__,
         }
-        return json.dumps(
-            {"bench": name, "machine": machine, **self.summary, "rows": self.rows},
-            allow_nan=False,
-        )
+        values = {"bench": name, "machine": machine, **self.summary, "rows": self.rows}
+        print_data(json.dumps(values, allow_nan=False))
 
 
 def _cell(value: Any) -> str:

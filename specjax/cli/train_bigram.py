@@ -68,17 +68,17 @@ def run(args: argparse.Namespace) -> int:
     check_count("--min-count", args.min_count, "give a number of occurrences")
     check_free(args.output)
     words = load_tokenizer(args.tokenizer)
-    seen = {"texts": 0, "tokens": 0}
-    texts: Any = _texts(args, words, seen)
+    counts = {"texts": 0, "tokens": 0}
+    texts: Any = _texts(args, words, counts)
     if args.order > 2:
         texts = [np.asarray(text, np.int32) for text in texts]  # read twice
     table = most_frequent_successors(texts, words.vocab_size)
-    counted = int((table >= 0).sum())
-    if not counted:
+    known = int((table >= 0).sum())
+    if not known:
         raise UserError(
             f"{' '.join(args.sources)}: no text has two tokens: give files with more text"
         )
-    notes, more = seen | {"known": counted}, ""
+    notes, more = counts | {"known": known}, ""
     longer: tuple[np.ndarray, ...] = ()
     if args.order > 2:
         longer = frequent_contexts(texts, table, args.order, args.min_count)
@@ -86,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
         more = f"and of {len(longer[1]):,} contexts of up to {args.order - 1} tokens, "
     save_bigram(args.output, Bigram(table, words.fingerprint, notes, *longer))
     print(
-        f"{args.output}: the successors of {counted:,} of {table.size:,} tokens, {more}from "
-        f"{seen['texts']:,} texts of {seen['tokens']:,} tokens"
+        f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {more}from "
+        f"{counts['texts']:,} texts of {counts['tokens']:,} tokens"
     )
     print(
         f'specjax: next: specjax infer --gin.DRAFTING="Lookup(bigram={str(args.output)!r})" '
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(args: argparse.Namespace, words: object, seen: dict[str, int]) -> Iterator[list[int]]:
+def _texts(args: argparse.Namespace, words: object, counts: dict[str, int]) -> Iterator[list[int]]:
     from specjax.data.examples import read_examples
     from specjax.tokenizers import Tokenizer
 
@@ -107,7 +107,7 @@ def _texts(args: argparse.Namespace, words: object, seen: dict[str, int]) -> Ite
     for source in args.sources:
         for example in read_examples(source, **options):
             ids = words.encode(example.inputs)
-            seen["texts"] += 1
-            seen["tokens"] += len(ids)
+            counts["texts"] += 1
+            counts["tokens"] += len(ids)
             # T5's decoder begins with the padding token.
             yield ids if words.add_bos else [words.pad_id, *ids]

@@ -230,7 +230,7 @@ class BucketedBatches:
                 f"{lengths[-1]} tokens: add a longer bucket"
             )
         self.batches_per_epoch = int(np.sum(-(-counts[:-1] // self.rows)))
-        self._planned_epoch = -1
+        self._epoch = -1
         self._plan: list[tuple[int, np.ndarray]] = []
 
     def __len__(self) -> int:
@@ -241,7 +241,7 @@ class BucketedBatches:
 
         `targets` has targets by row that replace those of the data; each must fit into the bucket.
         """
-        bucket, members = self._planned(step)
+        bucket, members = self._members_of(step)
         pairs = [self._pairs[member] for member in members]
         for row, target in (targets or {}).items():
             pairs[row] = pairs[row][0], target
@@ -249,7 +249,7 @@ class BucketedBatches:
 
     def inputs(self, step: int) -> tuple[list[np.ndarray], int]:
         """The inputs of the batch of `step`, and the length of its bucket in tokens."""
-        bucket, members = self._planned(step)
+        bucket, members = self._members_of(step)
         return [self._pairs[member][0] for member in members], int(self._lengths[bucket])
 
     def epoch(self) -> Iterator[Any]:
@@ -266,10 +266,10 @@ class BucketedBatches:
             "seed": self._seed,
         }
 
-    def _planned(self, step: int) -> tuple[int, np.ndarray]:
+    def _members_of(self, step: int) -> tuple[int, np.ndarray]:
         epoch, index = divmod(step, self.batches_per_epoch)
-        if epoch != self._planned_epoch:
-            self._plan, self._planned_epoch = self._plan_epoch(epoch), epoch
+        if epoch != self._epoch:
+            self._plan, self._epoch = self._plan_epoch(epoch), epoch
         return self._plan[index]
 
     def _plan_epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:

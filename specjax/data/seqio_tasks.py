@@ -89,7 +89,7 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         )
     # Without num_epochs a mixture would never end.
     options = {"sequence_length": None, "split": split, "shuffle": False, "num_epochs": 1}
-    dataset = task.get_dataset(**options) if own is None else _prepared(name, own, task, options)
+    dataset = task.get_dataset(**options) if own is None else _prepare(name, own, task, options)
     for row in dataset.as_numpy_iterator():
         values = {key: _value(value) for key, value in row.items()}
         for field, feature in task.output_features.items():
@@ -98,10 +98,10 @@ def task_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
                 values[field] = str(_value(row[f"{field}_pretokenized"]))
             elif tokens.ndim == 1 and tokens.dtype.kind in "iu":
                 values[field] = str(feature.vocabulary.decode(tokens.tolist()))
-        yield _nested(values)
+        yield _nest(values)
 
 
-def _prepared(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) -> Any:
+def _prepare(name: str, data: TfdsData, task: Any, options: Mapping[str, Any]) -> Any:
     """The data set of a task of `TFDS_DATA`, which TensorFlow Datasets downloads at first."""
     try:
         return task.get_dataset(**options)
@@ -132,7 +132,7 @@ def _fields(data: TfdsData, example: Any) -> dict[str, Any]:
     return values
 
 
-def _nested(values: dict[str, Any]) -> dict[str, Any]:
+def _nest(values: dict[str, Any]) -> dict[str, Any]:
     """Puts the value of `answer.text` under `text` in an object `answer`."""
     nested: dict[str, Any] = {}
     for name, value in values.items():

@@ -192,7 +192,7 @@ def _paths(name: str, paths: Any) -> list[PathLike]:
     return several
 
 
-def named(paths: Any) -> dict[str, list[PathLike]]:
+def methods_of(paths: Any) -> dict[str, list[PathLike]]:
     """Name -> the files of each method, of a path, several, or name -> a path or several.
 
     Without names a method has the name of its directory, or of its file if that is not
@@ -414,7 +414,7 @@ def evaluate(
     metrics = [name for name in names if name != PASS_AT_1]
     check_answers(answer, reference_answer)
     prices = None if costs is None else check_costs(costs)
-    files = named(predictions)
+    files = methods_of(predictions)
     fields = {"prediction_field": prediction_field, "targets_field": targets_field}
     methods: dict[str, Sequence[Predictions]] = {}
     for name, paths in files.items():

@@ -156,9 +156,9 @@ def meet(address: str, count: int, index: int) -> None:
     who it is; when all have, process 0 sends them on, and leaves the port to the coordinator.
     """
     if index == 0:
-        return asyncio.run(_wait_for_others(_opened(address), count))
+        return asyncio.run(_wait_for_others(_listen(address), count))
     answer = b""
-    with _reached(address) as first, contextlib.suppress(OSError), first.makefile("rb") as lines:
+    with _reach(address) as first, contextlib.suppress(OSError), first.makefile("rb") as lines:
         first.sendall(b"specjax %d %d\n" % (index, count))
         answer = lines.readline(100)
         if answer == _WAIT:
@@ -173,7 +173,7 @@ def meet(address: str, count: int, index: int) -> None:
     )
 
 
-def _reached(address: str) -> socket.socket:
+def _reach(address: str) -> socket.socket:
     """A connection to process 0, or to another program at its address."""
     host, _, port = address.rpartition(":")
     ends = time.monotonic() + _SECONDS
@@ -193,7 +193,7 @@ def _reached(address: str) -> socket.socket:
         time.sleep(0.2)
 
 
-def _opened(address: str) -> socket.socket:
+def _listen(address: str) -> socket.socket:
     """A server at all addresses of this machine, as JAX's coordinator will be one."""
     port = int(address.rpartition(":")[2])
     try:

@@ -75,11 +75,11 @@ class RunDirectory:
         self._makes = (GIN_NAME, RUNS_NAME, *makes)
         self._stack = contextlib.ExitStack()
         self._claimed_here = False
-        self._stored: dict[str, Any] | None = None
+        self._manifest: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_made(self.path))
+            stack.enter_context(_make_directory(self.path))
             in_use = f"output_dir={self.path} is used by another process: wait, or choose another"
             stack.enter_context(locked(self.path / _LOCK_NAME, in_use))
             self.peek()
@@ -103,7 +103,7 @@ class RunDirectory:
         there = [name for name in self._makes if os.path.lexists(self.path / name)]
         if self._config.is_symlink():
             raise _foreign(self._config)
-        self._stored = stored = read_config(self._config)
+        self._manifest = stored = read_config(self._config)
         models = sorted(path for name in _OF_MODELS for path in self.path.glob(name))
         if models and stored is None:
             raise FileExistsError(
@@ -125,13 +125,13 @@ class RunDirectory:
     @property
     def kept(self) -> bool:
         """Whether this start or an earlier start has called `keep`."""
-        return self._stored is not None and self._stored[_KEPT]
+        return self._manifest is not None and self._manifest[_KEPT]
 
     @property
     def fingerprint(self) -> str:
         """A hash of the configuration without its environment."""
-        assert self._stored is not None, "the directory must be claimed, or have a configuration"
-        return fingerprint_of(self._stored)
+        assert self._manifest is not None, "the directory must be claimed, or have a configuration"
+        return fingerprint_of(self._manifest)
 
     @property
     def owner(self) -> dict[str, str]:
@@ -152,15 +152,15 @@ class RunDirectory:
         warning. With `replace` a different configuration replaces the recorded one.
         """
         ours = json.loads(json.dumps(configuration))  # so that tuples and lists are equal
-        if self._stored is None or not self.kept:
+        if self._manifest is None or not self.kept:
             self._take_back()
             self._store({**ours, _FILES: [], _KEPT: False})
             self._claimed_here = True
             return
-        if apart := difference(self._stored, ours):
+        if apart := difference(self._manifest, ours):
             if not replace:
                 self._check_environment_alone(ours, apart, allow_other_environment)
-            self._store({**ours, _FILES: self._stored[_FILES], _KEPT: True})
+            self._store({**ours, _FILES: self._manifest[_FILES], _KEPT: True})
 
     def record(
         self,
@@ -188,17 +188,17 @@ class RunDirectory:
 
     def own(self, name: str) -> Path:
         """Returns the path of one of `makes`, and lists it as made by the run."""
-        assert self._stored is not None, "the directory must be claimed before it is written"
+        assert self._manifest is not None, "the directory must be claimed before it is written"
         assert name in self._makes, name
-        if name not in self._stored[_FILES]:
-            self._store({**self._stored, _FILES: [*self._stored[_FILES], name]})
+        if name not in self._manifest[_FILES]:
+            self._store({**self._manifest, _FILES: [*self._manifest[_FILES], name]})
         return self.path / name
 
     def keep(self) -> None:
         """Records that a failure must not remove the run's files."""
-        assert self._stored is not None, "the directory must be claimed before it is written"
+        assert self._manifest is not None, "the directory must be claimed before it is written"
         if not self.kept:
-            self._store({**self._stored, _KEPT: True})
+            self._store({**self._manifest, _KEPT: True})
 
     def write(self, name: str, data: bytes) -> Path:
         """Writes a file of the run completely or not at all; see `own`."""
@@ -220,7 +220,7 @@ class RunDirectory:
     def _check_environment_alone(self, ours: dict[str, Any], apart: str, allowed: bool) -> None:
         """Refuses a configuration that differs from the recorded one, as `apart` tells."""
         here = {ENVIRONMENT: ours.get(ENVIRONMENT)}
-        elsewhere = not difference({**(self._stored or {}), **here}, ours)
+        elsewhere = not difference({**(self._manifest or {}), **here}, ours)
         if elsewhere and allowed:
             print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
             return
@@ -232,19 +232,19 @@ class RunDirectory:
 
     def _take_back(self) -> None:
         """Removes the files of a run without `keep`; of directories, only what it can prove."""
-        if self._stored is None:
+        if self._manifest is None:
             return
-        for path in (self.path / name for name in self._stored[_FILES]):
+        for path in (self.path / name for name in self._manifest[_FILES]):
             if path.is_dir():
                 remove_proven(path, owner=self.owner)
             else:
                 path.unlink(missing_ok=True)
         self._config.unlink(missing_ok=True)
-        self._stored = None
+        self._manifest = None
 
     def _store(self, values: dict[str, Any]) -> None:
         write_atomically(self._config, json.dumps(values, indent=1, sort_keys=True).encode())
-        self._stored = values
+        self._manifest = values
 
 
 def _foreign(path: Path) -> FileExistsError:
@@ -261,7 +261,7 @@ def _damaged(path: Path) -> UserError:
 
 
 @contextlib.contextmanager
-def _made(directory: Path) -> Iterator[None]:
+def _make_directory(directory: Path) -> Iterator[None]:
     """Makes a directory and its parents; at the end, removes those that are empty."""
     # `os.path.exists` returns False for a name that is too long; mkdir then raises.
     absent = [path for path in (directory, *directory.parents) if not os.path.exists(path)]
@@ -400,7 +400,7 @@ class Store:
         maps, layouts = mappers(path), seal["arrays"]
         arrays = {name: maps[name](*layouts[name][:2]) for name in maps if name in layouts}
         if {name: _layout(array) for name, array in arrays.items()} != layouts:
-            raise _refused(path, "it was changed")
+            raise _refusal(path, "it was changed")
         return Record(json.loads(zlib.decompress(arrays.pop(_VALUE).data)), arrays)
 
     def read(self, key: Key) -> Record:
@@ -446,19 +446,19 @@ class Store:
         try:
             # Opening a pipe would block; a link may lead out of the run.
             if not stat.S_ISREG(path.lstat().st_mode):
-                raise _refused(path, "it is not a regular file")
+                raise _refusal(path, "it is not a regular file")
             with safetensors.safe_open(path, "numpy") as file:
                 seal = json.loads((file.metadata() or {}).get(_SEAL, "{}"))
         except FileNotFoundError:
             return None
         except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
-            raise _refused(path, f"it is damaged: {error}") from None
+            raise _refusal(path, f"it is damaged: {error}") from None
         if not isinstance(seal, dict) or seal.pop("checksum", None) != _checksum(seal):
-            raise _refused(path, "it was changed")
+            raise _refusal(path, "it was changed")
         if seal["fingerprint"] != self._run.fingerprint:
-            raise _refused(path, "it is from a run of another configuration")
+            raise _refusal(path, "it is from a run of another configuration")
         if self.path(seal["key"]) != path:
-            raise _refused(path, f"its key is {seal['key']!r}")
+            raise _refusal(path, f"its key is {seal['key']!r}")
         return seal
 
 
@@ -472,7 +472,7 @@ def _layout(array: np.ndarray) -> list[Any]:
     return [array.dtype.str, list(array.shape), hashlib.sha256(content.data).hexdigest()]
 
 
-def _refused(path: Path, reason: str) -> UserError:
+def _refusal(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} is not a valid record of this run ({reason}): delete it, and run the same command "
         "again"

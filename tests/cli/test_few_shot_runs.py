@@ -7,10 +7,9 @@ import pytest
 
 from specjax.checkpoints import save_model
 from specjax.cli.main import main
-from specjax.evaluation import METRICS, sandbox
+from specjax.evaluation import sandbox
 from specjax.models import LlamaConfig, model_from_config
 from specjax.study import read_points
-from specjax.text.directories import built_in_pair
 from tests.cli.infer_command import CONFIGS, rows
 from tests.models.tiny import random_params
 
@@ -224,33 +223,6 @@ def test_estimates_take_few_shot_prompts(paths, tmp_path, capsys):
     assert "the longest bucket holds 64" in capsys.readouterr().err
 
 
-def test_compare_takes_the_file_of_a_task_too(tmp_path, capsys):
-    """Read to its end: what is missing is the models."""
-    source = jsonl(tmp_path / "test.jsonl", SUMS * 2)
-    named = {"INPUT": source, "EXAMPLES": source, "SHOTS": 2, "OUTPUT_DIR": tmp_path / "out"}
-    named |= {"VERIFIER": tmp_path / "none", "DRAFTER": tmp_path / "none"}
-    words = [f"--gin.{name}={value}" for name, value in named.items()]
-    assert main(["compare", "--gin_file=prompts/gsm8k.gin", *words]) == 2
-    error = capsys.readouterr().err
-    assert f"VERIFIER='{tmp_path / 'none'}': no such file or directory" in error
-
-
-@pytest.mark.exhaustive
-def test_the_built_in_pair_of_llamas_answers_questions(tmp_path, capsys):
-    source = built_in_pair("gsm8k") / "samples.jsonl"
-    asked = {"INPUT": source, "PROMPT": "{question}", "SHOTS": 0}
-    asked |= {"TEMPERATURE": 0.0, "LIMIT": 2, "MAX_DRAFT": 3, "BUCKETS": "(64,)"}
-    named = {name: f"built-in:gsm8k/{name}" for name in SIZES}
-    found = infer(named, tmp_path, "prompts/gsm8k.gin", **asked)
-    assert all(row["prediction"].startswith(" ") for row in found)
-    scores = evaluate(
-        capsys, "prompts/gsm8k.gin", PREDICTIONS=tmp_path / "out",
-        ANSWER="@AnswerAfter()", **{"AnswerAfter.marker": "####"},
-    )  # fmt: skip
-    assert [name for name in scores["out"] if name in METRICS] == ["numeric_accuracy"]
-    assert scores["out"]["numeric_accuracy"]["value"] == 0.0  # cut before they answer
-
-
 def decoded(tokens):
     return bytes(i - 3 for i in tokens if i >= 3).decode(errors="ignore")
 
@@ -261,16 +233,3 @@ def test_long_prompts_are_cut_where_it_is_said(paths, tmp_path, capsys):
     (row,) = infer(paths, tmp_path, file, INPUT=source, BUCKETS="(64,)")
     assert row["prediction"] is not None and row["targets"] == ["x"]
     assert "1 of 1 inputs cannot" not in capsys.readouterr().err
-
-
-def test_a_missing_field_is_told_with_its_line(paths, tmp_path, capsys):
-    source = jsonl(tmp_path / "a.jsonl", [{"prompt": "x"}, {"text": "y"}])
-    arguments = [f"--gin_file={CONFIGS / f}" for f in ("runs/infer.gin", "prompts/human_eval.gin")]
-    named = {"INPUT": source, "OUTPUT_DIR": tmp_path / "out"}
-    assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 2
-    assert (
-        f"{source}:2: there is no field 'prompt': the record has 'text'" in capsys.readouterr().err
-    )
-    named["INPUTS_FIELD"] = "text"
-    assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 2
-    assert "INPUTS_FIELD must be left out: the task names the fields" in capsys.readouterr().err

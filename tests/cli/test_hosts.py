@@ -106,20 +106,3 @@ def test_a_process_that_fails_while_it_joins_does_not_wait_for_the_others(monkey
     monkeypatch.setattr(hosts, "start", failing)
     main(["infer", "--gin.INPUT=nothing.txt", "--distributed"])
     assert len(ended) == 1 and "joined, and not connected" in capsys.readouterr().err
-
-
-def test_meshes_that_divide_nothing_are_refused(paths, tmp_path, capsys):
-    source = write(tmp_path, TEXTS)
-
-    def refused(**settings):
-        assert main(arguments(paths, source, tmp_path / "out", **settings)) == 2
-        return capsys.readouterr().err
-
-    told = refused(MESH_MODEL=4)
-    assert "the mesh's MESH_MODEL=4 does not divide the 2 heads of" in told
-    assert "choose `MESH_MODEL` from 1, 2" in told and told.count("\n") == 1
-    told = refused(MESH_DATA=3, MESH_MODEL=1)
-    assert (
-        "BATCH_SIZE=4 must be a multiple of 3, because the mesh splits the rows: choose 6" in told
-    )
-    assert "MESH_DATA=8 times MESH_MODEL=2 needs 16 devices" in refused(MESH_DATA=8, MESH_MODEL=2)

@@ -16,8 +16,7 @@ from specjax.text import setting
 from specjax.text.passes import costs_file
 from specjax.types import Sampling
 from tests import tiny_pair
-from tests.cli import kill_infer
-from tests.cli.infer_command import CONFIGS, TEXTS, arguments, rows, write
+from tests.cli.infer_command import TEXTS, arguments, rows, write
 from tests.variants import variants
 
 
@@ -134,32 +133,6 @@ def test_speed_is_told_with_and_without_compilation(paths, tmp_path, capsys):
     assert again["compile_seconds"] < own["compile_seconds"] / 4
 
 
-def test_help_lists_the_names_and_files(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["infer", "--helpfull"])
-    # A text that is too long for its line goes on below.
-    lines = re.sub(r"\n {10,}(?=\S)", " ", capsys.readouterr().out).splitlines()
-    text = (CONFIGS / "runs/infer.gin").read_text()
-    names = [line.split(" = ")[0] for line in text.splitlines() if line[:1].isupper()]
-    names = [name for name in names if name.isupper()]
-    assert {"INPUT", "MAX_DRAFT", "CHAT"} <= set(names)
-    for name in names:
-        # A comment and a default each.
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
-        assert len(line.split()) > 3 and line.endswith(("(required)", ")"))
-    assert any("INPUT " in line and line.endswith("(required)") for line in lines)
-    assert any("MAX_DRAFT " in line and line.endswith("(default: None)") for line in lines)
-    assert {"few_shot", "gsm8k", "task_t5_wmt"} <= {line.split()[0] for line in lines if line}
-
-
-def test_a_finished_run_stays_as_it_is(paths, done):
-    source, output = done
-    before = (output / "predictions.jsonl").read_bytes()
-    assert main(arguments(paths, source, output)) == 0
-    assert (output / "predictions.jsonl").read_bytes() == before
-    assert json.loads((output / "metrics.json").read_text())["this_process"]["rows"] == 0
-
-
 def test_inputs_that_cannot_be_decoded_are_told_and_the_others_come_out(paths, tmp_path, capsys):
     texts = [TEXTS[0], "ba" * 50_000, TEXTS[1], "ba " * 30, " ", ""]
     source = write(tmp_path, texts)
@@ -201,13 +174,6 @@ def test_tsv_and_jsonl_carry_references_and_one_row_is_enough(paths, tmp_path):
     assert main(argv) == 0
     assert rows(tmp_path / "tsv") == rows(tmp_path / "jsonl")
     assert rows(tmp_path / "tsv")[0]["targets"] == "re ference"
-
-
-def test_a_model_alone(paths, done, tmp_path):
-    argv = arguments(paths, done[0], tmp_path, METHOD="VerifierAlone", TEMPERATURE=0.0)
-    assert main(argv) == 0
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["tokens_per_verifier_call"] == 1.0 and metrics["acceptance_rate"] is None
 
 
 def test_a_chat_has_options(paths, tmp_path):
@@ -333,62 +299,6 @@ def test_a_policy_goes_with_a_rule(paths, tmp_path):
         decoder_of(paths, *given, "STOPPING=Survival(HeadEstimate(), 0.7)")
 
 
-MISFITS = {
-    "tree, policy": (
-        ["DRAFTING=Tree(depth=3, width=2)", "STOPPING=Confidence(0.4)"],
-        "stopping must be left out: drafting=Tree",
-    ),
-    "tree, length": (
-        ["DRAFTING=Tree(depth=3, width=2)", "MAX_DRAFT=3"],
-        "max_draft must be left out: drafting=Tree",
-    ),
-    "tree, chains": (
-        ["DRAFTING=Tree(depth=3, width=2)", "VERIFICATION=Block"],
-        "Block cannot verify the trees of Tree",
-    ),
-    "chain, trees": (["VERIFICATION=Walk"], "Walk needs a drafter of trees"),
-    "copies, policy": (
-        ["DRAFTING=Lookup()", "STOPPING=Confidence(0.4)"],
-        "stopping must be left out: drafting=Lookup",
-    ),
-    "cascade, length": (
-        ["METHOD=TokenCascade()", "RULE=Chow(0.3)", "MAX_DRAFT=3"],
-        "max_draft must be left out: `method` has its own, got 3",
-    ),
-    "cascade, rule": (["METHOD=TokenCascade()"], "rule must be given: TokenCascade needs it"),
-    "copies, rule": (["DRAFTING=Lookup()", "RULE=Chow(0.3)"], "cannot be combined"),
-    **{
-        f"costs, {given}": (["COSTS=costs.json", given], "costs must be left out: they are for")
-        for given in (
-            *("STOPPING=Confidence(0.4)", "MAX_DRAFT=3", "MIN_DRAFT=2", "RULE=OPT(0.2)"),
-            "DRAFTING=Lookup()",
-        )
-    },
-    "no draft": (["MAX_DRAFT=0"], "max_draft must be a whole number of at least 1, got 0"),
-    "budget": (["RULE=Budgeted(Lossless(), 0.1)"], "rule must have a strength to lower"),
-    "budget below": (
-        ["DRAFTING=Cascade(((3, 2), (0, 3)), last=Lookup(), rules=(Budgeted(OPT(0.5), 0.1),))"],
-        r"rules\[0\] must have scalar strengths and no carry, got Budgeted",
-    ),
-    "lengths": (
-        ["DRAFTING=Cascade(((2, 2), (2, 2)), last=Lookup())"],
-        "K must be upper triangular",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISFITS)
-def test_values_without_an_effect_or_a_place_are_refused_before_a_model_is_read(
-    name, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    costs = drafting.Costs((1, 16), (1, 13), (1.0, 1.0), ((2.0, 3.0),) * 2)
-    (tmp_path / "costs.json").write_bytes(costs_file(costs))
-    bindings, message = MISFITS[name]
-    with pytest.raises(ValueError, match=message):
-        decoder_of({"verifier": "nowhere", "drafter": "nowhere"}, *bindings)
-
-
 def test_a_tree_of_ones_own_shape(paths):
     decoder = decoder_of(paths, "DRAFTING=Tree(parents=(0, 0, 1))")
     assert decoder.method.drafter.shape == drafting.trees.Topology((0, 0, 1))
@@ -420,11 +330,6 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
     assert {*decoder.method.drafter.model_names} >= {"drafter", "level_2"}
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(decoder.params.drafter) if leaf.ndim > 1}
     assert dtypes == {jnp.dtype("bfloat16")}
-
-
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_killed_at_random_it_ends_alike(kills):
-    assert kill_infer.run(kills=kills, seed=1)["kills"] == kills
 
 
 def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):

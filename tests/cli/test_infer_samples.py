@@ -67,17 +67,3 @@ def test_samples_are_scored_as_seeds(sampled, tmp_path, capsys):
     assert main(score) == 2
     assert "there is no row with id 11 and sample 2: finish" in capsys.readouterr().err
     path.write_bytes(whole)
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        ("0", "NUM_SAMPLES must be a whole number of at least 1, got 0"),
-        ("5", "NUM_SAMPLES must be at most BATCH_SIZE=4"),
-        ("2", "NUM_SAMPLES: 3 there, 2 here"),
-    ],
-)
-def test_a_wrong_number_is_refused(paths, sampled, capsys, number, message):
-    source, output = sampled
-    assert main(arguments(paths, source, output, NUM_SAMPLES=number)) == 2
-    assert message in capsys.readouterr().err

@@ -11,7 +11,9 @@ import specjax
 from specjax.checkpoints import save_model
 from specjax.cli.main import main
 from specjax.data.batching import TokenPairs
-from tests.cli import stopped
+from specjax.runs.run_directory import Store
+from specjax.training.checkpoint_store import CheckpointStore
+from tests.fuzzing.kills import interrupted
 from tests.heads.tiny_heads import llama
 from tests.tiny_pair import sentences, write_pair
 from tests.variants import variants
@@ -155,47 +157,15 @@ def test_a_mesh_trains_the_same(data, trained, tmp_path):
 
 def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monkeypatch):
     """Stopped while the verifier writes, and while the head learns."""
-    with stopped.while_it_writes(monkeypatch, 3):
+    with interrupted(monkeypatch, Store, "put", 3):
         assert run(data, tmp_path) == 130
     assert len(list((tmp_path / "samples").iterdir())) == 2
-    with stopped.while_it_trains(monkeypatch):
+    with interrupted(monkeypatch, CheckpointStore, "save"):
         assert run(data, tmp_path) == 130
     # Three shards of 60 prompts, and one of 12 at each temperature.
     assert len(list((tmp_path / "samples").iterdir())) == 5
     assert run(data, tmp_path) == 0
     assert outcome(tmp_path) == outcome(trained)
-
-
-REFUSED = {
-    "kind": ({"KIND": "medusa"}, "`kind` must be one of eagle3, block, mtp, got 'medusa'"),
-    "family": ({"KIND": "mtp"}, "kind='mtp' is one more layer of a llama or qwen3, but"),
-    "boundaries": ({"BOUNDARIES": "(1, 3)"}, "`boundaries` must be in 0 .. 2, the states of the"),
-    "vocabulary": ({"DRAFT_VOCAB": 25}, "`draft_vocab` must be at most 24, the tokens of"),
-    "layer": ({"DrafterRecipe.cross_layer": 2}, "`cross_layer` must be a layer of an encoder-dec"),
-    "option": ({"MARKOV": "rnn"}, "`markov` and `confidence` are options of kind='block', got"),
-    "layers": ({"LAYERS": 4}, "`layers`, `markov` and `confidence` are options of kind='block'"),
-    "flag": ({"KIND": "block", "CONFIDENCE": "'False'"}, "confidence must be True or False, got"),
-    "no such field": (
-        {"KIND": "mtp", "DRAFT_VOCAB": 8},
-        "`draft_vocab` must be None for kind='mtp'",
-    ),
-    "decay": ({"DECAY": 0}, "decay must lie in (0, 1], got 0"),
-    "figure": ({"CHOOSE_BY": "bleu"}, "`choose_by` must be one of loss, acceptance, tokens_per_"),
-    "no prompts": ({"TRAIN": "empty.txt"}, "empty.txt is empty: it must have at least one line"),
-    "empty prompts": ({"TRAIN": "blank.txt"}, "training data: no prompt can be decoded; the first"),
-    "temperature": ({"TEMPERATURE": -1}, "VerifierTexts: temperature must be finite and at least"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_told_before_the_long_work(data, tmp_path, capsys, name):
-    bindings, message = REFUSED[name]
-    (data / "empty.txt").write_text("")
-    (data / "blank.txt").write_text("\n \n")
-    assert run(data, tmp_path / "run", **bindings) == 2
-    error = capsys.readouterr().err
-    assert message.lower() in error.lower() and error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_verifier_that_writes_empty_texts_is_refused(data, tmp_path, capsys):

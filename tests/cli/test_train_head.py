@@ -10,7 +10,9 @@ import safetensors.numpy
 from specjax import load_pair, load_text_model
 from specjax.checkpoints.attachments import load_head
 from specjax.cli.main import main
-from tests.cli import stopped
+from specjax.runs.run_directory import Store
+from specjax.training.checkpoint_store import CheckpointStore
+from tests.fuzzing.kills import interrupted
 from tests.tiny_pair import sentences, write_pair
 
 SETTINGS = {
@@ -134,10 +136,10 @@ def test_a_head_that_is_worse_than_a_constant_is_not_installed(data, tmp_path, c
 
 def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monkeypatch):
     """Stopped while it labels, and while it trains."""
-    with stopped.while_it_writes(monkeypatch, 3):
+    with interrupted(monkeypatch, Store, "put", 3):
         assert run(data, tmp_path) == 130
     assert len(list((tmp_path / "head_data").iterdir())) == 2
-    with stopped.while_it_trains(monkeypatch):
+    with interrupted(monkeypatch, CheckpointStore, "save"):
         assert run(data, tmp_path) == 130
     kept = {f.name: f.stat().st_mtime_ns for f in (tmp_path / "head_data").iterdir()}
     assert len(kept) == 4  # three shards of 60 prompts and one of 20
@@ -168,3 +170,16 @@ def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
     assert "and 1 more" in told
     (shard,) = (tmp_path / "head_data").glob("training-*")
     assert len(safetensors.numpy.load_file(shard)["offsets"]) == 5
+
+
+def test_another_configuration_in_the_same_directory_is_refused(data, trained, capsys):
+    for bindings, messages in (
+        (
+            {"REJECTION_WEIGHT": 3, "MIXING": 0.5},
+            ("task.rejection_weight: 6.0 there, 3.0 here", "training.mixing: 0.15 there, 0.5 here"),
+        ),
+        ({"TRAIN": "validation.txt"}, ("training.prompts: 60 there, 20 here",)),
+    ):
+        assert run(data, trained, **bindings) == 2
+        (error,) = capsys.readouterr().err.splitlines()
+        assert all(message in error.lower() for message in messages)

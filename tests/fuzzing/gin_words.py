@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.fuzzing import toys
 from tests.fuzzing.law import assert_untouched, contents, scratch, start
-from tests.fuzzing.world import World
+from tests.fuzzing.world import CONFIG, World
 
 MACROS = [
     "INPUT", "OUTPUT_DIR", "VERIFIER", "DRAFTER", "TOKENIZER", "DTYPE", "WEIGHTS", "MAX_DRAFT",
@@ -25,9 +24,7 @@ PARAMETERS = [
     "a/b/infer.seed", "Lossless.x", "OPT.strength",
 ]  # fmt: skip
 # What a macro sets, by which messages name it.
-PARAMETER_OF = {
-    macro: name for name, macro in re.findall(r"\.(\w+) = %(\w+)", toys.CONFIG.read_text())
-}
+PARAMETER_OF = {macro: name for name, macro in re.findall(r"\.(\w+) = %(\w+)", CONFIG.read_text())}
 STRANGE = [
     "", " ", "NOPE", "SED", "setting.buckets", "Setting", "Setting.", ".x", "Setting.nope", "a.b.c",
     "a..b", "1x", "S EED", "SEED\0", "SEED\n", "é", "\ud800", "%SEED", "@Setting", "include 'x'.y",

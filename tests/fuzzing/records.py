@@ -23,14 +23,13 @@ from specjax.training.head_data import Labelling
 from specjax.training.teacher import SAMPLES_NAME, stored_pairs
 from specjax.training.trainer import run_directory
 from tests import tiny_pair
-from tests.fuzzing import toys
 from tests.fuzzing.law import assert_untouched, contents
 from tests.fuzzing.mutations import Change, changes
+from tests.fuzzing.world import write_input
 from tests.study import world
 from tests.training import toy
 
 ROWS = 6
-IGNORED = {".specjax.lock"}
 
 
 class Run(NamedTuple):
@@ -92,7 +91,7 @@ def _infer(output: Path, seed: int = 0) -> Any:
 
     source = output.parent / "input.txt"
     if not source.exists():
-        toys.write_input(output.parent)
+        write_input(output.parent)
     metrics = infer(make, source=source, output_dir=output, seed=seed, progress=False)
     metrics.pop("this_process")
     return [metrics, (output / PREDICTIONS_NAME).read_text()]

@@ -1,14 +1,84 @@
-"""What every case starts from: pairs of models, an input, and directories of runs."""
+"""What every case starts from: pairs of tiny models in several formats, an input, and runs."""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-from tests.fuzzing import toys
+import tokenizers
+
+from specjax.checkpoints import load_model, save_model
+from tests import tiny_pair
 from tests.fuzzing.law import start
 
 PREDICTIONS = "predictions.jsonl"
 FORMATS = ("hf", "words", "orbax")
+CONFIG = Path(__file__).parents[2] / "gin_configs/runs/infer.gin"
+TEXTS = tiny_pair.sentences(5, seed=4, longest=3)
+SETTINGS = {"MAX_NEW_TOKENS": 4, "BATCH_SIZE": 4, "MAX_DRAFT": 2, "BUCKETS": "(8,)"}
+
+
+def write_input(directory: Path) -> Path:
+    path = directory / "input.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def write_pair(directory: Path, format: str) -> dict[str, Path]:
+    """Writes a pair; format "words" is Hugging Face's with a `tokenizer.json`."""
+    paths = tiny_pair.write_pair(directory / "hf")
+    if format == "hf":
+        return paths
+    found = {}
+    for name, path in paths.items():
+        found[name] = directory / name
+        if format == "orbax":
+            loaded = load_model(path)
+            save_model(
+                found[name], loaded.model, loaded.params, format="orbax", tokenizer_from=path
+            )
+        else:
+            shutil.copytree(path, found[name])
+            _write_words(found[name])
+    return found
+
+
+def _write_words(directory: Path) -> None:
+    (directory / "spiece.model").unlink()
+    (directory / "tokenizer_config.json").unlink(missing_ok=True)
+    words = ["<pad>", "</s>", "<unk>", *tiny_pair.SYLLABLES]
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>")
+    built = tokenizers.Tokenizer(model)
+    built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    built.add_special_tokens(words[:3])
+    built.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    built.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        '{"eos_token": "</s>", "pad_token": "<pad>", "unk_token": {"content": "<unk>"}, '
+        '"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": '
+        '{"1": {"content": "</s>", "special": true}}, "additional_special_tokens": ["<pad>"], '
+        '"chat_template": [{"name": "default", "template": "{{ messages[0].content }}"}]}'
+    )
+    (directory / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
+    (directory / "added_tokens.json").write_text('{"<unk>": 2}')
+
+
+def command(
+    pair: dict[str, Path], source: Path | str, output: Path | str, *more: str, **settings: Any
+) -> list[str]:
+    """The words of a start; `more` come last."""
+    bindings = {
+        "VERIFIER": pair["verifier"],
+        "DRAFTER": pair["drafter"],
+        "INPUT": source,
+        "OUTPUT_DIR": output,
+        **SETTINGS,
+        **settings,
+    }
+    given = [f"--gin.{name}={value}" for name, value in bindings.items()]
+    return ["infer", f"--gin_file={CONFIG}", *given, *more]
 
 
 class World:
@@ -22,12 +92,12 @@ class World:
     """
 
     def __init__(self, root: Path) -> None:
-        self.source = toys.write_input(root)
+        self.source = write_input(root)
         self.pairs: dict[str, dict[str, Path]] = {}
         self.lines: dict[str, bytes] = {}
         for name in FORMATS:
             (root / name).mkdir()
-            self.pairs[name] = toys.write_pair(root / name, name)
+            self.pairs[name] = write_pair(root / name, name)
             assert start(self.command(root / name / "out", name)).status == 0
             self.lines[name] = (root / name / "out" / PREDICTIONS).read_bytes()
         self.runs = {name: root / name for name in ("stopped", "other", "new")}
@@ -40,7 +110,7 @@ class World:
         self, output: Path | str, format: str = "hf", *more: str, **settings: object
     ) -> list[str]:
         """The words of a start with a pair that is whole."""
-        return toys.command(self.pairs[format], self.source, output, *more, **settings)
+        return command(self.pairs[format], self.source, output, *more, **settings)
 
     def _stop(self) -> None:
         place = self.runs["stopped"]

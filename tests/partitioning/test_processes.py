@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from tests.cli import kill_hosts
+from tests.fuzzing import kills
 from tests.variants import variants
 
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    return kill_hosts.Run(tmp_path_factory.mktemp("program"), 24)
+    return kills.Hosts(tmp_path_factory.mktemp("program"), 24)
 
 
 # Runs the command; its largest program takes some seconds more to compile. After the mesh, no group
@@ -49,18 +49,18 @@ finally:  # it exits
 
 @pytest.mark.parametrize("seconds", variants([0, 35], 0))
 def test_two_processes_write_what_one_does(setting, tmp_path, seconds):
-    setting.alone(tmp_path / "alone")
+    setting.undisturbed(tmp_path / "alone")
     outputs = [tmp_path / "both", tmp_path / "nothing"]
     program = ("-c", SLOW.format(seconds=seconds))
     first, second = setting.both(outputs[0], OUTPUT_DIR=outputs[1], program=program)
-    printed, _ = kill_hosts.finish(first)
+    printed, _ = kills.finish(first)
     assert json.loads(printed.splitlines()[-1])["rows"] == 24
-    printed, told = kill_hosts.finish(second)
+    printed, told = kills.finish(second)
     assert "{" not in printed and not outputs[1].exists()  # gloo prints, too
     assert "slept" in told
     joined, meshed, later = map(int, re.search(r"^groups: (\d+) (\d+) (\d+)$", told, re.M).groups())
     assert 0 < joined < meshed == later
-    kill_hosts.compare(tmp_path / "both", tmp_path / "alone")
+    assert setting.outcome(outputs[0]) == setting.outcome(tmp_path / "alone")
     configs = [
         json.loads((tmp_path / x / "infer_config.json").read_text()) for x in ("both", "alone")
     ]
@@ -75,14 +75,7 @@ def test_a_process_that_lost_the_other_ends_with_one_line(setting, tmp_path, ind
         time.sleep(0.01)
     children[index].kill()
     children[index].communicate()
-    _, told = children[1 - index].communicate(timeout=60)
-    assert children[1 - index].returncode not in (0, 2)
-    kill_hosts.check_told(told)
-
-
-@pytest.mark.exhaustive
-def test_a_process_that_is_killed_is_started_again():
-    assert kill_hosts.run(10, seed=1)["kills"] == 10
+    kills.check_lost(children[1 - index])
 
 
 @pytest.mark.exhaustive

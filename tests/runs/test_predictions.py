@@ -49,6 +49,7 @@ def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path, name):
         lines_of([record(1), record(0)], "0" * 64),
         lines_of([record(0)], RUN) + lines_of([record(1)], fingerprint_of({**CONFIG, "seed": 7})),
         lines_of([record(0), record(1)], RUN).replace(b"in 1", b"in 9"),
+        lines_of([record(0), record(1)], RUN).replace(b'": "', b'":"'),
     ],
 )
 def test_rows_of_another_run_and_changed_rows_are_refused(tmp_path, rows):
@@ -60,6 +61,23 @@ def test_rows_of_another_run_and_changed_rows_are_refused(tmp_path, rows):
     ):
         with pytest.raises(UserError, match=rf"{PREDICTIONS_NAME}:[12]: the line is not a row"):
             read()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(b"[]\n", b"\xff\n", b'{"id": 0}\n'),
+        *(b"my notes", b'{"id"x', b'{"text": "mine"}', b"{'"),  # a torn row would begin otherwise
+        *(lines_of([row], RUN) for row in (record(0), record(99), {**record(1), "inputs": "x"})),
+    ],
+)
+def test_what_is_no_row_of_this_run_is_refused_and_kept(tmp_path, rest):
+    path = tmp_path / PREDICTIONS_NAME
+    path.write_bytes(lines_of([record(0)], RUN) + rest)
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=f"{PREDICTIONS_NAME}:2: the line is not a row of this run"):
+        resume(path, RUN, {(i, 0): f"in {i}" for i in range(ROWS)}, ())
+    assert path.read_bytes() == before
 
 
 BAD = [

@@ -143,14 +143,19 @@ def test_names_that_the_run_does_not_make_are_refused_and_stay(tmp_path, name, k
     assert (tmp_path / "run" / "docs" / "page").exists()
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
 @pytest.mark.parametrize("name", ["out.txt", "tree", "config.gin", "runs.jsonl"])
-def test_what_no_run_has_made_is_refused_and_kept(tmp_path, name):
+def test_what_no_run_has_made_is_refused_and_kept(tmp_path, name, is_listed):
+    """A directory in the place of a file, or a file in that of a directory."""
+    place = tmp_path / name
     with opened(tmp_path) as run:
         run.claim({})
-    (tmp_path / name).mkdir()
+        if is_listed:
+            run.own(name)
+    (place.mkdir if place.suffix else place.touch)()
     with pytest.raises(FileExistsError, match=f"{name} is not a file of this run"):
         opened(tmp_path).__enter__()
-    assert (tmp_path / name).is_dir()
+    assert place.is_dir() == bool(place.suffix)
     assert names(tmp_path) == sorted(["config.json", name])
 
 

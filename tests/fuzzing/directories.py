@@ -1,14 +1,51 @@
-"""A run is continued, or refused in one line, whatever has become of its directory."""
+"""A directory of a model or of a run is read rightly, or refused in one line that names it.
+
+A run is continued, whatever has become of its directory.
+"""
 
 import json
 import shutil
 
 from hypothesis import strategies as st
 
-from tests.fuzzing import toys
+from specjax.writing import CHECKSUMS_NAME
 from tests.fuzzing.law import assert_untouched, contents, scratch, start
 from tests.fuzzing.mutations import Change, changes
-from tests.fuzzing.world import PREDICTIONS, World
+from tests.fuzzing.world import PREDICTIONS, TEXTS, World, command
+
+
+def law_of_models(world: World, format: str, which: str, draw: st.DataObject) -> None:
+    with scratch() as place:
+        damaged, outside = place / which, place / "outside"
+        outside.mkdir()
+        shutil.copytree(world.pairs[format][which], damaged)
+        files = sorted(str(p.relative_to(damaged)) for p in damaged.rglob("*") if p.is_file())
+        made = draw.draw(st.lists(changes(files), min_size=1, max_size=2), label="changes")
+        for change in made:
+            change.apply(damaged, outside)
+        before = contents(place)
+        pair = {**world.pairs[format], which: damaged}
+        ended = start(command(pair, world.source, place / "out"))
+        assert_untouched(before, _without(contents(place), "out"), set())
+        if ended.status:
+            assert str(damaged) in ended.refusal, ended.refusal
+            assert not (place / "out").exists()
+        else:
+            lines = (place / "out/predictions.jsonl").read_bytes()
+            assert lines.count(b"\n") == len(TEXTS)
+            if _is_checked({change.file for change in made}):
+                assert lines == world.lines[format]
+
+
+def _is_checked(files: set[str]) -> bool:
+    """Whether no change of these files may lead to other predictions."""
+    arrays = {file for file in files if file.endswith(".safetensors") or file.startswith("params/")}
+    return files in (arrays, {CHECKSUMS_NAME})
+
+
+def _without(found, name: str):
+    return {k: v for k, v in found.items() if k != name and not k.startswith(f"{name}/")}
+
 
 OWN = ["infer_config.json", PREDICTIONS, "metrics.json", "runs.jsonl", "config.gin"]
 # Names that the run uses, or looks like using; and names that mean nothing to it.
@@ -41,7 +78,7 @@ DIRECTORY_CASE = (
 )
 
 
-def law(world: World, kind: str, made: list[Change]) -> None:
+def law_of_runs(world: World, kind: str, made: list[Change]) -> None:
     with scratch() as place:
         output, outside = place / "out", place / "outside"
         outside.mkdir()
@@ -58,7 +95,7 @@ def law(world: World, kind: str, made: list[Change]) -> None:
             _assert_kept(before, after, world.lines["hf"])
         else:
             assert (output / PREDICTIONS).read_bytes() == world.lines["hf"]
-            assert json.loads((output / "metrics.json").read_bytes())["rows"] == len(toys.TEXTS)
+            assert json.loads((output / "metrics.json").read_bytes())["rows"] == len(TEXTS)
         assert _bytes(after, "runs.jsonl").startswith(_bytes(before, "runs.jsonl"))
 
 
