@@ -28,7 +28,7 @@ _LARGEST = 1e37
 
 def distributions(logits: Float[Array, "B V"], sampling: Sampling) -> Float32[Array, "B V"]:
     """`sampling.distribution` of rows, their logits processed."""
-    logits, sampling = _processed(logits, sampling)
+    logits, sampling = _process_rows(logits, sampling)
     return jax.vmap(distribution)(logits, sampling)
 
 
@@ -36,7 +36,7 @@ def draws(
     logits: Float[Array, "B V"], sampling: Sampling, uniforms: Float32[Array, "B *U"]
 ) -> tuple[Float32[Array, "B V"], Int32[Array, " B"]]:
     """`sampling.drawn` of rows: probabilities, and a token of each."""
-    logits, sampling = _processed(logits, sampling)
+    logits, sampling = _process_rows(logits, sampling)
     return jax.vmap(drawn)(logits, sampling, uniforms)
 
 
@@ -46,16 +46,12 @@ def distributions_along(
     tokens: Int32[Array, "B M"],
     parents: Int32[Array, "B M"] | None = None,
 ) -> Float32[Array, "B T V"]:
-    """The distributions after each node of a block.
+    """The distributions after node 0, the last committed token, and after the other `tokens`.
 
-    Args:
-      logits: the first follow the last committed token, node 0.
-      sampling: how that first token is drawn, fields `[B]`.
-      tokens: those of the other nodes.
-      parents: the node that each token follows; None for a chain.
+    `sampling` is that of the first token, fields `[B]`; `parents` is None for a chain.
     """
     if sampling.processing is not None:
-        logits, sampling = _processed_along(sampling, logits, tokens, parents)
+        logits, sampling = _process_along(sampling, logits, tokens, parents)
     return jax.vmap(jax.vmap(distribution, in_axes=(0, None)))(logits, sampling)
 
 
@@ -99,7 +95,7 @@ def logs_along(
     def exact(p: Array) -> Array:
         changed, after = logits, sampling
         if sampling.processing is not None:
-            changed, after = _processed_along(sampling, logits, tokens[:, :-1], None)
+            changed, after = _process_along(sampling, logits, tokens[:, :-1], None)
         logs = jax.vmap(jax.vmap(log_distribution, in_axes=(0, None)))(changed, after)
         return jnp.where(rare, of_each(entry, logs), p)
 
@@ -134,10 +130,10 @@ def initial_processing(
         lengths = prompts.prefix_lengths
         counts = jnp.full(rows, forced) if lengths is None else jnp.asarray(lengths)
         sampling = advance(sampling, jnp.asarray(prompts.prefix, jnp.int32), counts)
-    return bound(sampling, None).processing
+    return with_params(sampling, None).processing
 
 
-def bound(sampling: Sampling, params: Any) -> Sampling:
+def with_params(sampling: Sampling, params: Any) -> Sampling:
     """The same sampling with the arrays that rows share; None removes them."""
     if sampling.processing is None:
         return sampling
@@ -172,7 +168,7 @@ def _with(sampling: Sampling, processing: Processing) -> Sampling:
     return dataclasses.replace(sampling, processing=processing)
 
 
-def _processed(logits: Array, sampling: Sampling) -> tuple[Array, Sampling]:
+def _process_rows(logits: Array, sampling: Sampling) -> tuple[Array, Sampling]:
     if sampling.processing is None:
         return logits, sampling
     late = _runs_late(sampling)
@@ -231,7 +227,7 @@ def _after(sampling: Sampling, states: Any, tokens: Array) -> Any:
     return tuple(processor.advance(params, state, tokens) for processor, params, state in every)
 
 
-def _processed_along(
+def _process_along(
     sampling: Sampling, logits: Array, tokens: Array, parents: Array | None
 ) -> tuple[Array, Sampling]:
     """The logits after each node, processed, and their sampling."""

@@ -7,6 +7,7 @@ prompts and limits. What a row draws and does not use is counted with all its ou
 probabilities still add up to one.
 
 One small world serves all laws: three tokens, tables over two of them, outputs of at most four.
+The methods in which one model writes at a time run through the same code.
 
 Axes: B rows, C combinations of choices, P prefixes, V vocabulary, N tokens.
 """
@@ -25,13 +26,14 @@ import numpy as np
 from jax import lax
 
 from specjax import testing
+from specjax.decoding import cascades as sequential
 from specjax.decoding import method as methods
 from specjax.decoding import speculative
 from specjax.drafting.cascades import SeveralDrafters
 from specjax.drafting.trees import CaterpillarDrafter
 from specjax.sampling.distributions import distribution
-from specjax.types import PromptBatch, Sampling, traced_dataclass
-from specjax.verification import num_accepted_probs
+from specjax.types import PromptBatch, Sampling, ScoredBlock, traced_dataclass
+from specjax.verification import next_token_probs, num_accepted_probs
 from tests.models.tiny import quick_jit
 from tests.tables import RULES, targets
 
@@ -47,9 +49,9 @@ _DRAWING = (
     "specjax.processing",
     "specjax.verification.chains",
     "specjax.decoding.blocks",
+    "specjax.decoding.cascades",
     "specjax.drafting.trees",
     "specjax.verification.traversal",
-    "tests.decoding.trees",
 )
 
 
@@ -109,14 +111,26 @@ class Choices:
             (modules["specjax.verification.chains"], "draw", draw),
             (modules["specjax.verification.chains"], "_num_accepted", accepted),
             (modules["specjax.decoding.blocks"], "draw", draw),
+            (modules["specjax.decoding.cascades"], "draw", draw),
+            (modules["specjax.decoding.cascades"], "lax", _ZeroPastTheEnd()),
             (modules["specjax.drafting.trees"], "draw", draw),
             (modules["specjax.verification.traversal"], "passes", jax.vmap(passes)),
-            (modules["tests.decoding.trees"], "passes", passes),
         )
         with contextlib.ExitStack() as patches:
             for module, name, new in places:
                 patches.enter_context(mock.patch.object(module, name, new))
             yield self
+
+
+class _ZeroPastTheEnd:
+    """`lax` in which an index past the end gives 0, as of a draw that nobody looks at."""
+
+    def __getattr__(self, name):
+        return getattr(lax, name)
+
+    def dynamic_index_in_dim(self, x, index, **options):
+        found = lax.dynamic_index_in_dim(x, index, **options)
+        return jnp.where(index < x.shape[options["axis"]], found, 0)
 
 
 def slots(drafter):
@@ -136,6 +150,8 @@ def slots(drafter):
 
 def round_slots(one_round):
     """The same of a round: drafts, the number accepted, the next token."""
+    if not isinstance(one_round, speculative.Round):
+        return [one_round.vocab_size] * (one_round.max_draft + 1)
     drafter = one_round.drafter
     if drafter.traits.drafts_trees:
         return [*slots(drafter), *[2] * drafter.max_draft, drafter.vocab_size]
@@ -179,10 +195,10 @@ class Row(NamedTuple):
 
 
 class Texts:
-    """Enumerates what a `Speculative` writes; one program serves all rows and parameters.
+    """Enumerates what a method writes; one program serves all rows and parameters.
 
     Args:
-      method: the method.
+      method: a method.
       max_new: N, the longest output.
       processors: change the distributions.
       between: changes the states of rows between two rounds, by committed tokens alone.
@@ -200,7 +216,7 @@ class Texts:
         self.between, self.log_probs = between, log_probs
         self.choices, self.ends, self.drafted = Choices(), [], set()
         self.outcomes = round_slots(method)
-        assert len(self.outcomes) == method.num_uniforms
+        assert len(self.outcomes) == getattr(method, "num_uniforms", len(self.outcomes))
         each = [np.arange(1, n + 1) for n in self.outcomes]
         combinations = np.array(list(itertools.product(*each)), np.float32)
         self.size = len(combinations)
@@ -213,7 +229,10 @@ class Texts:
             rows = state.limits.size
             keys = jnp.broadcast_to(jax.random.key(0, impl="threefry2x32"), rows)
             uniforms = jnp.tile(combinations, (self.together, 1))
-            with mock.patch.object(speculative, "step_uniforms", lambda *_: uniforms):
+            with contextlib.ExitStack() as patches:
+                for module in (speculative, sequential):
+                    patch = mock.patch.object(module, "step_uniforms", lambda *_: uniforms)
+                    patches.enter_context(patch)
                 state = methods._loop(
                     method,
                     params._replace(rule=rule),
@@ -294,7 +313,13 @@ class Texts:
         """
         live = rng.permutation(np.flatnonzero(weights > 0))
         self.drafted |= set(np.flatnonzero(after.info.drafted_lengths[live].any(axis=0)).tolist())
-        carries = [x.reshape(len(x), -1).view(np.int32) for x in jax.tree.leaves(after.inner.carry)]
+        inner = after.inner
+        kept = inner.carry if hasattr(inner, "carry") else inner.extra
+        carries = [
+            np.asarray(x, x.dtype if x.itemsize == 4 else np.int32).reshape(len(x), -1)
+            for x in jax.tree.leaves(kept)
+        ]
+        carries = [x.view(np.int32) for x in carries]
         told = np.column_stack([origin, after.lengths[: len(origin)], after.tokens[: len(origin)]])
         if carries:
             told = np.concatenate([told, *(x[: len(origin)] for x in carries)], axis=1)
@@ -313,6 +338,13 @@ def _contexts(prompt, count):
     tails = itertools.chain(*(itertools.product(range(V), repeat=n) for n in range(count)))
     pairs = np.array([(V, V, *prompt, *tail)[-2:] for tail in tails])
     return pairs @ [V + 1, 1]
+
+
+def by_committed(state):
+    """Limits of drafts that committed tokens decide: nothing after token 1, else by length."""
+    last = jnp.take_along_axis(state.tokens, jnp.maximum(state.lengths - 1, 0)[:, None], axis=1)
+    limits = jnp.where(last[:, 0] == 1, 0, (3 * state.lengths + 2) % 4)
+    return state._replace(draft_limits=limits)
 
 
 def probabilities(logits, temperature):
@@ -379,3 +411,26 @@ class Law:
         """`[V ** N]` float64."""
         row = Row(tuple(prompt), num_tokens, self.draft_limit, temperature)
         return array_of(self.texts(params, [row])[0], self.texts.method.vocab_size, num_tokens)
+
+
+def numbers(tokens, lengths, vocab):
+    """The places of prefixes `tokens[..., :lengths]` in a table of all prefixes."""
+    value = np.zeros(lengths.shape, np.int64)
+    for i in range(tokens.shape[-1]):
+        value = np.where(i < lengths, value * vocab + tokens[..., i], value)
+    return np.array([sum(vocab**n for n in range(k)) for k in range(20)])[lengths] + value
+
+
+@functools.cache
+def outcomes_of(verification):
+    """A function: a row's block -> the laws of how many tokens stand, and of the next token."""
+
+    def one_row(tokens, q, p, drafted):
+        block = ScoredBlock(tokens, q, p, drafted)
+        acceptance = verification.acceptance(block)
+        counts = jnp.arange(tokens.size + 1)
+        following = jax.vmap(lambda n: next_token_probs(acceptance, block, n))(counts)
+        following = jnp.where((counts == drafted)[:, None], p, following)
+        return num_accepted_probs(verification, acceptance.thresholds), following
+
+    return one_row

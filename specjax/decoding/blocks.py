@@ -153,18 +153,13 @@ def score(
     """Reads blocks in the smallest of `widths` that holds the `longest`; each width is compiled.
 
     Args:
-      model: the verifier.
-      params: its parameters.
-      cache: its cache.
+      model: the verifier, then its parameters and its cache.
       sampling: fields `[B]`.
-      widths: increasing.
       tokens: more than G + 1 only with `skipped`; at most the largest width.
       positions: those of the first tokens.
       longest: the number of tokens that matter.
       parents: of trees; None for chains.
       with_confidence: whether to return confidences (static); likewise the next two.
-      with_hidden: hidden states.
-      with_logits: logits.
       skipped: tokens before the first distribution to return; None for 0.
       rows: with `skipped`, the number of distributions to return (static).
     """
@@ -252,7 +247,7 @@ def shape_of(parents: Array | None) -> TreeShape | None:
     return TreeShape(jnp.sum(seen, axis=2, dtype=jnp.int32) - 1, seen)
 
 
-def grown(tree: TreeShape, parents: Array) -> TreeShape:
+def with_nodes(tree: TreeShape, parents: Array) -> TreeShape:
     """A whole tree with more nodes, of `parents [B, n]` in it."""
     pick, count = jax.vmap(lambda x, at: x[at]), parents.shape[1]
     itself = jnp.broadcast_to(jnp.eye(count, dtype=bool)[None], (parents.shape[0], count, count))
@@ -275,13 +270,7 @@ def draft_probs(block: DraftBlock, vocab: int) -> Array:
 
 
 class Judgement(NamedTuple):
-    """The result of verification.
-
-    Attributes:
-      accepted: the number of accepted tokens.
-      acceptance: of chains; else None.
-      path: of trees; else None.
-    """
+    """The number of accepted tokens; of chains their `Acceptance`, of trees the path."""
 
     accepted: Int32[Array, " B"]
     acceptance: Acceptance | None

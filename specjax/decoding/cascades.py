@@ -89,8 +89,6 @@ class SequentialState(NamedTuple):
 
     Attributes:
       tokens: the last committed token; in no cache yet.
-      verifier: the verifier's.
-      drafter: the drafter's; None without a drafter.
       extra: other values of a method; the batch is the first axis of its arrays.
     """
 
@@ -347,9 +345,7 @@ class Drafted(NamedTuple):
     """The tokens that the drafter has written. Entries past `counts` are arbitrary.
 
     Attributes:
-      counts: 0 .. G.
-      log_probs: the tokens' log-probabilities when they were drawn.
-      probs: the distributions that they were drawn from; or None.
+      log_probs: the tokens' log-probabilities when they were drawn; `probs` has distributions.
       calls: the number of passes that read a token of the row.
       ended: whether the last token ends the row by an EOS or its limit.
       stopped: whether the last token completes a stop string.

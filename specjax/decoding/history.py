@@ -73,13 +73,7 @@ def catch_up(
 
 
 class LastRead(NamedTuple):
-    """A model's output after its rows' last committed tokens, once it has caught up.
-
-    Attributes:
-      cache: its cache.
-      history: the rows' history.
-      calls: the number of passes.
-    """
+    """A model's output after its rows' last committed tokens, once it has caught up in passes."""
 
     cache: Cache
     history: History

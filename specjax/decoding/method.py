@@ -24,7 +24,7 @@ from specjax.memory import nbytes
 from specjax.models.beginnings import Beginning, continuing, noting
 from specjax.partitioning import Partitioner
 from specjax.platforms import compiled_for
-from specjax.processing import advance, bound, initial_processing, with_processing
+from specjax.processing import advance, initial_processing, with_params, with_processing
 from specjax.rules import Lossless
 from specjax.types import (
     EOS,
@@ -66,12 +66,7 @@ class MethodParams(NamedTuple):
 
 
 class ByToken(NamedTuple):
-    """The statistics per token that are kept in `DecodeInfo`.
-
-    Attributes:
-      log_probs: whether it has log-probabilities.
-      sources: whether it has where the tokens came from.
-    """
+    """Whether `DecodeInfo` has log-probabilities per token, and where each token came from."""
 
     log_probs: bool = False
     sources: bool = False
@@ -602,7 +597,7 @@ def _loop(
 def _with_shared(state: DecodeState, table: Array | None, processors: Params) -> DecodeState:
     """The state with the arrays that rows share; it has them while a method steps."""
     stop = None if state.stop is None else state.stop._replace(table=table)
-    return state._replace(stop=stop, sampling=bound(state.sampling, processors))
+    return state._replace(stop=stop, sampling=with_params(state.sampling, processors))
 
 
 def _words_of_run(method: Method, _: Params, state: DecodeState, *__: Any) -> str:

@@ -130,11 +130,7 @@ class RoundOutcome(NamedTuple):
 
 
 class RoundMark(NamedTuple):
-    """A place to which a nested round can go back: the last token committed there.
-
-    Attributes:
-      drafter: the drafter's mark.
-    """
+    """A place to which a nested round can go back: the last token committed there."""
 
     tokens: Int32[Array, " B"]
     positions: Int32[Array, " B"]
@@ -142,16 +138,7 @@ class RoundMark(NamedTuple):
 
 
 class AfterBlock(NamedTuple):
-    """The target after whole blocks, and the cost of knowing it.
-
-    Attributes:
-      target: the target at the bonus position.
-      rule_carry: the rule's carry after it.
-      drafter: the drafter's state.
-      calls: model's name -> int32 scalar, its passes.
-      nan: whether the drafter gave NaN.
-      took: the rows that needed the passes.
-    """
+    """The target after whole blocks, and the passes of models for it, which the rows `took`."""
 
     target: Float32[Array, "B V"]
     rule_carry: Any
@@ -276,16 +263,9 @@ class Round:
     ) -> RoundOutcome:
         """Runs one round for all rows, up to the commit.
 
-        Args:
-          params: the parameters.
-          sampling: fields `[B]`.
-          state: the rows' state.
-          uniforms: in [0, 1), independent.
-          active: ignore the results of other rows.
-          limits: in 0 .. G, the longest block of each row.
-          with_confidence: whether to return the verifier's confidences (static).
-          with_log_probs: whether to return log-probabilities under the verifier itself (static).
-          with_sources: whether to return where the tokens came from (static).
+        The uniforms are independent; the results of rows that are not active are arbitrary; limits,
+        0 .. G, are the longest blocks. The options (static) ask for the verifier's confidences, the
+        log-probabilities under the verifier itself, and where the tokens came from.
         """
         self.check_rule(params.rule)
         params = params._replace(rule=per_row(params.rule, active))
@@ -392,10 +372,11 @@ class Round:
         )
         token_sum = block_sum = accepted.astype(jnp.float32)
         if judged.acceptance is not None:
-            drafted = block.tokens, block.probs, judged.acceptance.targets, block.num_drafted
-            chances = jax.vmap(token_acceptance_probs)(*drafted)
+            targets_there = judged.acceptance.targets
+            drafted = ScoredBlock(block.tokens, block.probs, targets_there, block.num_drafted)
+            chances = jax.vmap(token_acceptance_probs)(drafted)
             token_sum = jnp.cumprod(chances, axis=1).sum(axis=1)
-            block_sum = jax.vmap(block_acceptance_probs)(*drafted).sum(axis=1)
+            block_sum = jax.vmap(block_acceptance_probs)(drafted).sum(axis=1)
         passes = {name: calls[name] + after.calls.get(name, 0) for name in calls}
         row_passes = {
             name: calls[name] + jnp.where(after.took, after.calls.get(name, 0), 0) for name in calls
@@ -623,16 +604,10 @@ def _nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
 def block_targets(
     rule: Any, carry: Any, *distributions: Array | None
 ) -> tuple[Float32[Array, "B N V"], Any]:
-    """The targets at successive positions, from q, p, q_conf and p_conf there.
+    """Pi at successive positions, from q, p, q_conf and p_conf `[B, N, V]`; None if not read.
 
-    Args:
-      rule: the rule, its strengths `[B]`.
-      carry: its carry before the first position.
-      *distributions: `[B, N, V]`; None if they are not read.
-
-    Returns:
-      pi, and the carry after 0 .. N positions. Both depend only on earlier positions, so that a
-      drafted token never decides about itself.
+    Also returns the rule's carries after 0 .. N positions. Both depend only on earlier positions,
+    so that a drafted token never decides about itself.
     """
     if has_carry(rule):
         return jax.vmap(lambda rule, *read: rule.targets(*read))(rule, carry, *distributions)

@@ -5,6 +5,7 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462).
 Axes: B rows, G longest block, K longest block of the level below, R inner rounds, V vocabulary.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -173,6 +174,53 @@ class SeveralDrafters(Drafter):
         return tuple(d.mark(part) for d, part in zip(self.drafters, states, strict=True))
 
 
+class Widened(Drafter):
+    """Adds to the blocks of another drafter, whose parameters and state it has."""
+
+    @property
+    @abc.abstractmethod
+    def inner(self) -> Drafter:
+        """The other drafter."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.inner.num_uniforms
+
+    @property
+    def has_confidence(self) -> bool:
+        return self.inner.has_confidence
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.inner.model_names
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.inner.source_names
+
+    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
+        return self.inner.prompt_positions(input_lengths, prefix_lengths)
+
+    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
+        return self.inner.prefill(params, prompts, max_length)
+
+    def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
+        return self.inner.commit(state, tokens, counts)
+
+    def mark(self, state: Any) -> Any:
+        return self.inner.mark(state)
+
+    def rewind(self, state: Any, mark: Any) -> Any:
+        return self.inner.rewind(state, mark)
+
+    def state_axes(self, state: Any) -> Axes:
+        return self.inner.state_axes(state)
+
+
 @dataclasses.dataclass(frozen=True)
 class HorizontalCascade(SeveralDrafters):
     """Drafters that extend a block in turn. Its parameters: a tuple of theirs.
@@ -321,13 +369,7 @@ class HorizontalCascade(SeveralDrafters):
 
 
 class VerticalCascadeParams(NamedTuple):
-    """The parameters of a vertical cascade.
-
-    Attributes:
-      reviewer: the middle model's parameters.
-      drafter: the parameters of the level below.
-      rule: the middle model's rule, its strengths scalar or `[B]`.
-    """
+    """The parameters of the middle model and of the level below, and the middle model's rule."""
 
     reviewer: Params
     drafter: Params
@@ -335,12 +377,9 @@ class VerticalCascadeParams(NamedTuple):
 
 
 class VerticalCascadeState(NamedTuple):
-    """The state of a vertical cascade between rounds.
+    """The inner round's state, which after `propose` has moved on by the block from the mark.
 
-    Attributes:
-      round: the inner round's state; after `propose` it has moved on by the block.
-      mark: the places of the rows at the last commit.
-      active: the rows that drafted last or may need a bonus.
+    `active` are the rows that drafted last or may need a bonus.
     """
 
     round: RoundState
@@ -377,9 +416,7 @@ class VerticalCascade(Drafter):
       max_draft: G >= 1.
       min_draft: rounds follow until a block has this many tokens, 1 .. G; None for G. A row whose
         limit is below G needs fewer by the difference. Extra tokens of the last round stay.
-      rounds: the most inner rounds; None for no limit.
       verification: of the inner rounds; without a carry (not GreedyBlock).
-      widths: the widths of the middle model's passes; see `decoding.Round`.
       name: the middle model's passes are counted under it.
     """
 
@@ -387,9 +424,7 @@ class VerticalCascade(Drafter):
     reviewer: Any
     max_draft: int
     min_draft: int | None = None
-    rounds: int | None = None
     verification: Verification = Block()  # noqa: RUF009  immutable
-    widths: tuple[int, ...] | None = None
     name: str = "reviewer"
 
     def __post_init__(self) -> None:
@@ -400,8 +435,6 @@ class VerticalCascade(Drafter):
                 raise UserError(
                     f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
                 )
-        if self.rounds is not None:
-            check_count("rounds", self.rounds, "leave it out for no limit")
         check_fit(self.drafter, self.verification, nested=True)
         if not isinstance(self.reviewer, str):
             self._round  # noqa: B018  its checks
@@ -418,17 +451,11 @@ class VerticalCascade(Drafter):
 
     @property
     def _round(self) -> Round:
-        return Round(
-            self.reviewer, self.drafter, self.verification, self.widths, self.name, nested=True
-        )
-
-    @property
-    def _most_rounds(self) -> int:
-        """R: each inner round adds at least one token."""
-        return min(self.max_draft if self.rounds is None else self.rounds, self._enough)
+        return Round(self.reviewer, self.drafter, self.verification, name=self.name, nested=True)
 
     @property
     def _enough(self) -> int:
+        """The tokens of a whole block, and the most inner rounds, each of which adds one."""
         return self.max_draft if self.min_draft is None else self.min_draft
 
     @property
@@ -437,7 +464,7 @@ class VerticalCascade(Drafter):
 
     @property
     def num_uniforms(self) -> int:
-        return self._most_rounds * self._round.num_uniforms
+        return self._enough * self._round.num_uniforms
 
     @property
     def has_confidence(self) -> bool:
@@ -446,7 +473,7 @@ class VerticalCascade(Drafter):
     @property
     def traits(self) -> DraftTraits:
         # Where a block ends may depend on the randomness of a round.
-        fixed = self._enough == self.max_draft and self.rounds is None
+        fixed = self._enough == self.max_draft
         return DraftTraits(
             prefix_only=self.drafter.traits.prefix_only,
             random_stops=not fixed,
@@ -471,7 +498,6 @@ class VerticalCascade(Drafter):
             "drafter": self.drafter.describe(),
             "max_draft": self.max_draft,
             "min_draft": self._enough,
-            "rounds": self.rounds,
             "verification": repr(self.verification),
             "widths": list(self._round.verifier_widths),
         }
@@ -490,7 +516,7 @@ class VerticalCascade(Drafter):
     def propose(
         self, params: VerticalCascadeParams, state: VerticalCascadeState, inputs: DraftInputs
     ) -> tuple[DraftBlock, VerticalCascadeState]:
-        inner, most = self._round, self._most_rounds
+        inner, most = self._round, self._enough
         limits = jnp.where(inputs.active, inputs.limits, 0)
         # At least one token if any is allowed.
         spare = self.max_draft - self._enough

@@ -80,7 +80,7 @@ class _ReadsVerifier(ModelDrafter):
             history=after.history._replace(read=read),
         )
 
-    def _caught_up(self, params: Params, state: ChainState, inputs: DraftInputs) -> ChainState:
+    def _catch_up(self, params: Params, state: ChainState, inputs: DraftInputs) -> ChainState:
         """The state before a draft."""
         cache = self.model.catch_up(params.model, state.cache, state.positions)
         return state._replace(cache=cache, history=state.history._replace(read=state.positions))
@@ -125,7 +125,7 @@ class EagleDrafter(_ReadsVerifier, Chain):
         state: ChainState,
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, ChainState]:
-        state = self._reading(self._caught_up(params, state, inputs), inputs.memory)
+        state = self._reading(self._catch_up(params, state, inputs), inputs.memory)
         block, state = super().propose(params, state, self._chosen(inputs))
         return block, self._reading(state, None)
 
@@ -204,9 +204,9 @@ class BlockDrafter(EagleDrafter):
         extra, state = super().bonus(params, state, inputs, block)
         return extra._replace(calls={self.name: jnp.int32(0)}), state
 
-    def _caught_up(self, params: ChainParams, state: ChainState, inputs: DraftInputs) -> ChainState:
+    def _catch_up(self, params: ChainParams, state: ChainState, inputs: DraftInputs) -> ChainState:
         """The state with the block that the head has read."""
-        state = super()._caught_up(params, state, inputs)
+        state = super()._catch_up(params, state, inputs)
         given = params.model, state.cache, inputs.tokens, state.positions, self._slots
 
         def read() -> Any:
@@ -249,7 +249,7 @@ class EagleTree(_ReadsVerifier, Tree):
         state: ChainState,
         inputs: DraftInputs,
     ) -> tuple[DraftBlock, ChainState]:
-        return super().propose(params, self._caught_up(params, state, inputs), inputs)
+        return super().propose(params, self._catch_up(params, state, inputs), inputs)
 
     def bonus(
         self,

@@ -18,10 +18,10 @@ from jaxtyping import Array, Int32
 from specjax.checks import check_count, check_path
 from specjax.decoding.blocks import draft_probs, drafted_sources
 from specjax.decoding.history import put_at
-from specjax.drafting.cascades import SeveralDrafters, SeveralState
+from specjax.drafting.cascades import SeveralDrafters, SeveralState, Widened
 from specjax.drafting.chain import USUAL_LENGTH, Chain
 from specjax.drafting.ngrams import Bigram, NGrams, follower
-from specjax.drafting.trees import united
+from specjax.drafting.trees import union_of
 from specjax.errors import UserError
 from specjax.platforms import when
 from specjax.types import (
@@ -52,13 +52,9 @@ class Match(NamedTuple):
 
 
 class LookupState(NamedTuple):
-    """The state of the rows between rounds.
+    """The prompt and the committed tokens, how many, and where their ending occurs earlier.
 
-    Attributes:
-      context: the prompt and the committed tokens.
-      lengths: the number of real tokens in it.
-      match: the earlier occurrence of the context's ending.
-      begins: the first place that n-grams look at.
+    `begins` is the first place that n-grams look at.
     """
 
     context: Int32[Array, "B C"]
@@ -222,7 +218,7 @@ class Lookup(Drafter):
         lengths, match = mark
         return state._replace(lengths=lengths, match=match)
 
-    def matched(self, state: LookupState) -> Array:
+    def match_lengths(self, state: LookupState) -> Array:
         """The number of tokens of the ending that occur earlier, `[B]` int32; 0 for too few."""
         lengths = state.match.lengths
         return jnp.where(lengths >= self.min_ngram, lengths, 0)
@@ -239,7 +235,7 @@ class Lookup(Drafter):
         """
         place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
         left = jnp.maximum(state.lengths[:, None] - place, 1)
-        follows = jnp.broadcast_to(self.matched(state)[:, None] > 0, (tokens.size, step.size))
+        follows = jnp.broadcast_to(self.match_lengths(state)[:, None] > 0, (tokens.size, step.size))
         ahead = jnp.broadcast_to(step[None], follows.shape)
         if self.overlap:
             ahead = ahead % left
@@ -503,7 +499,7 @@ class LookupFirst(SeveralDrafters):
 
     def copies(self, state: SeveralState) -> Array:
         """The rows that copy in the next round, `[B]` bool."""
-        return self.lookup.matched(state.drafters[0]) >= self.min_match
+        return self.lookup.match_lengths(state.drafters[0]) >= self.min_match
 
 
 def _wide(block: Array, width: int) -> Array:
@@ -513,7 +509,7 @@ def _wide(block: Array, width: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupTree(Drafter):
+class LookupTree(Widened):
     """Proposes the tokens after several earlier occurrences of the context's ending.
 
     The occurrences are those with the longest equal endings, among them the order of the lookup;
@@ -536,8 +532,8 @@ class LookupTree(Drafter):
         check_count("copies", self.copies, "give the number of copies")
 
     @property
-    def vocab_size(self) -> int:
-        return self.lookup.vocab_size
+    def inner(self) -> Drafter:
+        return self.lookup
 
     @property
     def max_draft(self) -> int:
@@ -548,15 +544,11 @@ class LookupTree(Drafter):
         # The lookup's; blocks are trees.
         return self.lookup.traits._replace(drafts_trees=True, has_distributions=False)
 
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        return self.lookup.source_names
-
     def describe(self) -> Any:
         return {"lookup": self.lookup.describe(), "copies": self.copies}
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> LookupState:
-        return self._matched(self.lookup.prefill(params, prompts, max_length))
+        return self._with_matches(self.lookup.prefill(params, prompts, max_length))
 
     def propose(
         self, params: Params, state: LookupState, inputs: DraftInputs
@@ -566,10 +558,10 @@ class LookupTree(Drafter):
             one = state._replace(match=Match(*(x[:, i] for x in state.match)))
             copied, count = self.lookup.chain(params, one, inputs.tokens)
             if i:  # without a match only the first copy continues, by the table
-                count = jnp.where(self.lookup.matched(one) > 0, count, 0)
+                count = jnp.where(self.lookup.match_lengths(one) > 0, count, 0)
             count = jnp.minimum(count, limits)
             chains.append(DraftBlock(copied[:, :-1], None, None, count, {}))
-        return united(chains), state
+        return union_of(chains), state
 
     def bonus(
         self, params: Params, state: LookupState, inputs: DraftInputs, block: DraftBlock
@@ -579,15 +571,9 @@ class LookupTree(Drafter):
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> LookupState:
-        return self._matched(self.lookup.commit(state, tokens, counts))
+        return self._with_matches(self.lookup.commit(state, tokens, counts))
 
-    def mark(self, state: LookupState) -> tuple[Array, Match]:
-        return self.lookup.mark(state)
-
-    def rewind(self, state: LookupState, mark: tuple[Array, Match]) -> LookupState:
-        return self.lookup.rewind(state, mark)
-
-    def _matched(self, state: LookupState) -> LookupState:
+    def _with_matches(self, state: LookupState) -> LookupState:
         """With the matches of all copies, `[B, K]`, in the place of the lookup's own."""
         lookup = self.lookup
         matches = longest_matches(

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -263,9 +263,7 @@ class HeadEstimate(Estimate):
 class Posterior(NamedTuple):
     """A row's evidence for a logistic regression: a Gaussian in natural parameters.
 
-    Attributes:
-      precision: for slope, both, offset.
-      pull: the precision times the mean.
+    The precision is that of the slope, of both and of the offset; the pull is it times the mean.
     """
 
     precision: Float32[Array, "B 3"]
@@ -368,13 +366,11 @@ def traced(part: Any, name: str) -> Float32[Array, ""]:
 
 
 class JudgedDraft(NamedTuple):
-    """A draft, judged token by token by an estimate.
+    """A draft, judged token by token by an estimate: the chance that all tokens survive so far.
 
     Attributes:
-      survival: the chance that all tokens judged so far are accepted.
       recalled: the estimate's memory of earlier rounds.
       features: of the tokens so far; `[B, 0]` if it learns nothing.
-      carry: the values that the estimate carries from token to token.
     """
 
     survival: Float32[Array, " B"]
@@ -405,28 +401,6 @@ def judge(estimate: Estimate, params: Params, state: JudgedDraft, drawn: Drawn) 
     if features.shape[1]:
         features = jax.lax.dynamic_update_index_in_dim(features, feature, drawn.place, axis=1)
     return state._replace(survival=state.survival * chance, features=features, carry=carry)
-
-
-class Rates(NamedTuple):
-    """Sums over earlier rounds; older rounds count less.
-
-    Attributes:
-      accepted: accepted drafted tokens.
-      judged: judged drafted tokens.
-    """
-
-    accepted: Float32[Array, " B"]
-    judged: Float32[Array, " B"]
-
-
-def chances(rates: Rates, longest: int) -> Float32[Array, "B G"]:
-    """The chance that the next 1, 2, .. G tokens are all accepted.
-
-    It returns to its initial value while nothing is drafted, so that a row tries again.
-    """
-    rate = (rates.accepted + _WEIGHT * _START) / (rates.judged + _WEIGHT)
-    place = jnp.arange(1, longest + 1, dtype=jnp.float32)
-    return rate[:, None] ** place[None]
 
 
 class EstimateParams(NamedTuple):
@@ -501,28 +475,30 @@ class Survival(OnEstimate):
 
 
 class RoundsPast(NamedTuple):
-    """The memory of a policy that compares tokens.
+    """The memory of a policy that compares tokens, its own and its estimate's among it.
 
     Attributes:
-      rates: the rows' rates of acceptance.
-      estimate: the estimate's memory.
-      policy: the policy's memory.
+      accepted: drafted tokens that were accepted; older rounds count less.
+      judged: likewise those that were judged.
     """
 
-    rates: Rates
+    accepted: Float32[Array, " B"]
+    judged: Float32[Array, " B"]
     estimate: Any
     policy: Any = ()
 
+    def chances(self, longest: int) -> Float32[Array, "B G"]:
+        """The chance that the next 1, 2, .. G tokens are all accepted.
+
+        It returns to its initial value while nothing is drafted, so that a row tries again.
+        """
+        rate = (self.accepted + _WEIGHT * _START) / (self.judged + _WEIGHT)
+        place = jnp.arange(1, longest + 1, dtype=jnp.float32)
+        return rate[:, None] ** place[None]
+
 
 class Weighing(NamedTuple):
-    """Drafts whose next tokens are compared.
-
-    Attributes:
-      judged: by the estimate.
-      lengths: the tokens drafted so far.
-      chances: for the next tokens.
-      policy: the values that the policy compares them with.
-    """
+    """Drafts of some lengths so far, the chances of their next tokens, and the policy's values."""
 
     judged: JudgedDraft
     limits: Int32[Array, " B"]
@@ -545,7 +521,7 @@ class WeighsTokens(OnEstimate):
     def remember(self, params: Params, rows: int, longest: int) -> RoundsPast:
         estimate = self.estimate.remember(_numbers(self, params).estimate, rows)
         none = jnp.zeros((rows,), jnp.float32)
-        return RoundsPast(Rates(none, none), estimate)
+        return RoundsPast(none, none, estimate)
 
     def begin(
         self, params: Params, memory: RoundsPast, limits: Array, longest: int
@@ -556,7 +532,7 @@ class WeighsTokens(OnEstimate):
             limits=limits,
             lengths=jnp.zeros((rows,), jnp.int32),
             going=limits > 0,
-            chances=chances(memory.rates, longest),
+            chances=memory.chances(longest),
             policy=self._against(numbers.policy, memory, limits, longest),
         )
         worth = self._continuing(state, state.judged.survival)
@@ -576,10 +552,9 @@ class WeighsTokens(OnEstimate):
     def learn(self, memory: RoundsPast, state: Weighing, outcome: DraftOutcome) -> RoundsPast:
         judged = state.judged
         estimate = self.estimate.learn(memory.estimate, judged.recalled, judged.features, outcome)
-        stood, rates = outcome.agreed.astype(jnp.float32), memory.rates
-        fell = outcome.rejected.astype(jnp.float32)
-        rates = Rates(KEPT * rates.accepted + stood, KEPT * rates.judged + (stood + fell))
-        return memory._replace(rates=rates, estimate=estimate)
+        stood, fell = (x.astype(jnp.float32) for x in (outcome.agreed, outcome.rejected))
+        accepted, seen = KEPT * memory.accepted + stood, KEPT * memory.judged + (stood + fell)
+        return memory._replace(accepted=accepted, judged=seen, estimate=estimate)
 
     def _continuing(self, state: Weighing, survival: Array) -> Array:
         """The rows that continue, `[B]`; `survival [B]`: the chance that all drawn survive."""
@@ -680,48 +655,41 @@ class Costs:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """The costs in JSON values, of which other names are ignored."""
         names = [field.name for field in dataclasses.fields(cls) if field.name in values]
-        return cls(**{name: _frozen(values[name]) for name in names})
+        return cls(**{name: _tuples(values[name]) for name in names})
 
     def __post_init__(self) -> None:
+        for name, what in self._wrong():
+            raise UserError(f"{name} must be {what}, got {getattr(self, name)!r}")
+
+    def _wrong(self) -> Iterator[tuple[str, str]]:
+        """The fields that are wrong, and what they must be."""
         for name in ("rows", "widths"):
             sizes = getattr(self, name)
             whole = isinstance(sizes, tuple) and all(
                 type(size) is int and 1 <= size < 2**31 for size in sizes
             )
             if not whole or not sizes or list(sizes) != sorted(set(sizes)):
-                raise UserError(
-                    f"{name} must be a tuple of whole numbers that increases from at least 1, got "
-                    f"{sizes!r}"
-                )
+                yield name, "a tuple of whole numbers that increases from at least 1"
         count, width = len(self.rows), len(self.widths)
+        for_each = f"a tuple of {count} seconds{{}}, one for each of rows"
         if not _are_times(self.draft, count):
-            raise UserError(
-                f"draft must be a tuple of {count} seconds, one for each of rows, got {self.draft}"
-            )
+            yield "draft", for_each.format("")
         is_tuple = isinstance(self.verifier, tuple) and len(self.verifier) == count
-        if not is_tuple or not all(
-            _are_times(times, width, least=1e-30) for times in self.verifier
-        ):
-            raise UserError(
-                f"verifier must be a tuple of {count} tuples of {width} seconds above 0, got "
-                f"{self.verifier}"
-            )
+        if not is_tuple or not all(_are_times(row, width, least=1e-30) for row in self.verifier):
+            yield "verifier", f"a tuple of {count} tuples of {width} seconds above 0"
         if self.alone != () and not _are_times(self.alone, count, least=1e-30):
-            raise UserError(
-                f"alone must be () or a tuple of {count} seconds above 0, one for each of rows, "
-                f"got {self.alone}"
-            )
+            yield "alone", f"() or {for_each.format(' above 0')}"
         for name in ("machine", "pair"):
             if not isinstance(getattr(self, name), str):
-                raise UserError(f"{name} must be a string, got {getattr(self, name)!r}")
-        tried: Any = self.temperatures
-        if not _are_times(tried) or list(tried) != sorted(set(tried)):
-            raise UserError(f"temperatures must be a tuple that increases from 0, got {tried!r}")
-        given = _are_times(self.acceptance, len(tried))
-        if not given or max(self.acceptance, default=0.0) > 1.0:
-            raise UserError(
-                f"acceptance must be a tuple of {len(tried)} rates in [0, 1], one for each of "
-                f"temperatures, got {self.acceptance!r}"
+                yield name, "a string"
+        rising: Any = self.temperatures
+        if not _are_times(rising) or list(rising) != sorted(set(rising)):
+            yield "temperatures", "a tuple that increases from 0"
+        rates = _are_times(self.acceptance, len(rising))
+        if not rates or max(self.acceptance, default=0.0) > 1.0:
+            yield (
+                "acceptance",
+                f"a tuple of {len(rising)} rates in [0, 1], one for each temperature",
             )
 
     def __repr__(self) -> str:
@@ -791,8 +759,8 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
         raise UserError(f"{place}: {error}: {_HOW}") from None
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _are_times(times: Any, count: int | None = None, least: float = 0.0) -> bool:
@@ -806,14 +774,7 @@ def _are_times(times: Any, count: int | None = None, least: float = 0.0) -> bool
 
 
 class CostTable(NamedTuple):
-    """Measured times, in seconds.
-
-    Attributes:
-      rows: increasing batch sizes.
-      widths: increasing numbers of tokens.
-      draft: one pass of the drafter.
-      verifier: one pass of the verifier.
-    """
+    """The measured times of `Costs`."""
 
     rows: Float32[Array, " R"]
     widths: Float32[Array, " W"]
@@ -822,24 +783,16 @@ class CostTable(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Time and tokens of earlier rounds; older rounds count less.
-
-    Attributes:
-      seconds: by the cost model.
-      tokens: the row's own; 0 for a row that has had no round.
-    """
+    """Seconds of earlier rounds by the cost model, and the row's tokens; older ones count less."""
 
     seconds: Float32[Array, " B"]
     tokens: Float32[Array, " B"]
 
 
 class Prices(NamedTuple):
-    """The times to which tokens are compared, the same for all rows.
+    """The seconds to which tokens are compared: per token at the present rate, and of passes.
 
-    Attributes:
-      per_token: seconds per token at the present rate.
-      draft: seconds of a pass of the drafter.
-      verifier: seconds of a pass of the verifier over 1 .. G + 1 tokens.
+    All rows have the same; the verifier's passes are over 1 .. G + 1 tokens.
     """
 
     per_token: Float32[Array, " B"]
@@ -993,12 +946,9 @@ NOTHING_TO_LEARN = -1
 
 
 class PolicyPast(NamedTuple):
-    """The memory of a policy that learns from earlier rounds.
+    """A policy's memory of earlier rounds, and its state at the end of the last drafts.
 
-    Attributes:
-      memory: the policy's memory.
-      state: its state at the end of the last drafts.
-      drafted: their number of tokens, or `NOTHING_TO_LEARN`.
+    `drafted` is their number of tokens, or `NOTHING_TO_LEARN`.
     """
 
     memory: Any

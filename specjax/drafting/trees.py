@@ -22,12 +22,12 @@ from specjax.decoding import history as history_lib
 from specjax.decoding.blocks import (
     commit_tokens,
     drafted_sources,
-    grown,
     last_token,
     part_of,
     propose_block,
     read_bonus,
     wanted_limits,
+    with_nodes,
 )
 from specjax.decoding.history import put_at
 from specjax.decoding.method import check_drafter, check_model
@@ -36,6 +36,7 @@ from specjax.drafting.cascades import (
     SeveralDrafters,
     SeveralState,
     VerticalCascade,
+    Widened,
 )
 from specjax.drafting.chain import Chain, ChainParams, ChainState, ModelDrafter
 from specjax.errors import UserError
@@ -44,7 +45,6 @@ from specjax.processing import distributions, distributions_along
 from specjax.sampling.distributions import confidence
 from specjax.sampling.draws import TINY, draw, num_uniforms
 from specjax.types import (
-    Axes,
     Bonus,
     Cache,
     ChildLaw,
@@ -54,7 +54,6 @@ from specjax.types import (
     DraftModels,
     DraftTraits,
     Params,
-    Prompts,
     Sampling,
     TreeShape,
 )
@@ -63,12 +62,9 @@ _EXAMPLE = "(0, 0, 1, 1) for two children of the root and two of the first of th
 
 
 class Level(NamedTuple):
-    """A level of a tree.
+    """A level of a tree: the places in the level above of nodes with children, and their numbers.
 
-    Attributes:
-      parents: for each node with children its place in the level above, from 0; None if the nodes
-        with the most probable paths get them.
-      counts: for each such node the number of its children.
+    Without places, the nodes with the most probable paths get children.
     """
 
     parents: tuple[int, ...] | None
@@ -465,7 +461,7 @@ class Tree(ModelDrafter):
         nodes = start + places
         above = pick(tree.parents, nodes - 1)
         follows = jnp.argmax(above[:, :, None] == tree.read[:, None], axis=2).astype(jnp.int32)
-        shape = grown(tree.shape, follows)
+        shape = with_nodes(tree.shape, follows)
         count = tree.read.shape[1]
         tokens, level_shape = pick(tree.tokens, nodes - 1), part_of(shape, count, count + width)
         with jax.named_scope("drafter_pass"):
@@ -686,7 +682,7 @@ class Branches(SeveralDrafters):
             blocks.append(block)
             for name in block.calls:
                 calls[name] += block.calls[name]
-        union = united(blocks)._replace(calls=calls)
+        union = union_of(blocks)._replace(calls=calls)
         return union, state._replace(drafters=tuple(states))
 
     def bonus(
@@ -696,13 +692,7 @@ class Branches(SeveralDrafters):
 
 
 class _Part(NamedTuple):
-    """A part of a union.
-
-    Attributes:
-      parents: in the part.
-      drawn_from: rows of the union's `probs`.
-      length: the number of nodes.
-    """
+    """A part of a union: its nodes, whose `drawn_from` are rows of the union's `probs`."""
 
     tokens: Int32[Array, " n"]
     parents: Int32[Array, " n"]
@@ -712,7 +702,7 @@ class _Part(NamedTuple):
     length: Int32[Array, ""]
 
 
-def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
+def union_of(blocks: Sequence[DraftBlock]) -> DraftBlock:
     """The union of blocks after the same committed token, in their order.
 
     A token that was not drawn, or that has all of its draft distribution, is joined with an equal
@@ -738,7 +728,7 @@ def united(blocks: Sequence[DraftBlock]) -> DraftBlock:
     none = jnp.zeros((blocks[0].num_drafted.size, size), jnp.int32)
     tree = _Part(none, none, none, jnp.full_like(none, nobody), none, none[:, 0])
     for part in parts:
-        tree = jax.vmap(_joined)(tree, part)
+        tree = jax.vmap(_join)(tree, part)
     tree = jax.vmap(_with_cut_siblings)(tree, parts)
     return DraftBlock(
         tokens=tree.tokens,
@@ -798,7 +788,7 @@ def _needed(part: _Part) -> Array:
     return jnp.any(beside & ((law == ChildLaw.OFF) | (elder & (law == ChildLaw.WITHOUT))), axis=1)
 
 
-def _joined(tree: _Part, part: _Part) -> _Part:
+def _join(tree: _Part, part: _Part) -> _Part:
     """A row's tree with one more part."""
     size, longest = part.tokens.size, tree.tokens.size
     numbers = jnp.arange(1, longest + 1, dtype=jnp.int32)
@@ -833,7 +823,7 @@ def _with_cut_siblings(tree: _Part, parts: Sequence[_Part]) -> _Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class CaterpillarDrafter(Drafter):
+class CaterpillarDrafter(Widened):
     """Adds siblings to the tokens of a drafter of chains. Parameters and state: the drafter's.
 
     A token with a confidence distribution gets as siblings the most probable other tokens there; of
@@ -875,21 +865,13 @@ class CaterpillarDrafter(Drafter):
             raise UserError(f"{kind} {wrong}: use it without CaterpillarDrafter")
 
     @property
-    def vocab_size(self) -> int:
-        return self.drafter.vocab_size
+    def inner(self) -> Drafter:
+        return self.drafter
 
     @property
     def max_draft(self) -> int:
         wide = min(_with_confidence(self.drafter), self.drafter.max_draft)
         return self.drafter.max_draft + (self.width - 1) * wide
-
-    @property
-    def num_uniforms(self) -> int:
-        return self.drafter.num_uniforms
-
-    @property
-    def has_confidence(self) -> bool:
-        return self.drafter.has_confidence
 
     @property
     def traits(self) -> DraftTraits:
@@ -898,22 +880,8 @@ class CaterpillarDrafter(Drafter):
             drafts_trees=True, catches_up=True, independent_rows=False
         )
 
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        return self.drafter.model_names
-
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        return self.drafter.source_names
-
     def describe(self) -> Any:
         return {"drafter": self.drafter.describe(), "width": self.width}
-
-    def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        return self.drafter.prompt_positions(input_lengths, prefix_lengths)
-
-    def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
-        return self.drafter.prefill(params, prompts, max_length)
 
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
         chain = self.drafter.draft_limits(params, state, self._chain_limits(limits))
@@ -927,7 +895,7 @@ class CaterpillarDrafter(Drafter):
             inputs._replace(limits=limits, with_confidence=True),
         )
         chain = chain._replace(num_drafted=jnp.minimum(chain.num_drafted, limits))
-        block = self._widened(chain, inputs.with_sources)
+        block = self._with_siblings(chain, inputs.with_sources)
         return block if inputs.with_confidence else block._replace(confidences=None), state
 
     def bonus(
@@ -952,22 +920,10 @@ class CaterpillarDrafter(Drafter):
         calls = {name: passes + empty.calls[name] for name, passes in extra.calls.items()}
         return extra._replace(calls=calls), state
 
-    def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
-        return self.drafter.commit(state, tokens, counts)
-
-    def mark(self, state: Any) -> Any:
-        return self.drafter.mark(state)
-
-    def rewind(self, state: Any, mark: Any) -> Any:
-        return self.drafter.rewind(state, mark)
-
-    def state_axes(self, state: Any) -> Axes:
-        return self.drafter.state_axes(state)
-
     def _chain_limits(self, limits: Array) -> Array:
         return jnp.minimum(limits, self.drafter.max_draft)
 
-    def _widened(self, chain: DraftBlock, with_sources: bool) -> DraftBlock:
+    def _with_siblings(self, chain: DraftBlock, with_sources: bool) -> DraftBlock:
         """The chain, then the siblings, place by place."""
         confidences, longest = chain.confidences, self.drafter.max_draft
         assert confidences is not None

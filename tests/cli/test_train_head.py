@@ -148,18 +148,6 @@ def test_a_stopped_run_continues_to_the_same_bits(data, trained, tmp_path, monke
     assert outcome(tmp_path) == outcome(trained)
 
 
-def test_another_configuration_in_the_same_directory_is_refused(data, trained, capsys):
-    for name, value, message in (
-        ("REJECTION_WEIGHT", 3, "task.rejection_weight: 6.0 there, 3.0 here"),
-        ("MIXING", 0.5, "training.mixing: 0.15 there, 0.5 here"),
-        ("SEED", 1, "seed: 0 there, 1 here"),
-        ("TRAIN", "validation.txt", "training.prompts: 60 there, 20 here"),
-    ):
-        assert run(data, trained, **{name: value}) == 2
-        error = capsys.readouterr().err
-        assert message.lower() in error.lower() and error.count("\n") == 1
-
-
 def test_prompts_that_cannot_be_decoded_are_left_out(data, tmp_path, capsys):
     lines = (data / "train.txt").read_text().splitlines()[:4]
     Path(data / "gaps.txt").write_text("\n".join([*lines[:2], "", "ba " * 2000, *lines[2:]]) + "\n")

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import compilation, decoding, drafting, rules
+from specjax import compilation, decoding, drafting, rules, verification
 from specjax.decoding.method import jitted_run
 from specjax.models import model_from_config
 from specjax.testing import TabularModel
 from specjax.types import PromptBatch, Sampling
 from tests.decoding.helpers import AfterTokenOne, alone, begin, pair
-from tests.decoding.trees import Likeliest, Walk
+from tests.decoding.trees import Likeliest
 from tests.models.tiny import CONFIGS, random_params
 from tests.variants import variants
 
@@ -56,6 +56,8 @@ def program(name, family="t5_v1_1"):
     early = drafting.Chain(model, 4, AfterTokenOne())
     held = rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0))
     table, rule = jnp.zeros((VOCAB, VOCAB)), rules.OPT(0.1)
+    low = drafting.chain.ChainParams(params)
+    vertical = drafting.cascades.VerticalCascadeParams(params, low, rules.Lossy(0.5))
     method, given = {
         "alone": lambda: (decoding.Autoregressive(model), alone(params)),
         "both": lambda: (
@@ -64,8 +66,12 @@ def program(name, family="t5_v1_1"):
         ),
         "widths": lambda: (decoding.Speculative(model, early), pair(params, params, rule)),
         "tree": lambda: (
-            decoding.Speculative(model, Likeliest(VOCAB, (0, 0, 1, 1)), Walk()),
+            decoding.Speculative(model, Likeliest(VOCAB, (0, 0, 1, 1)), verification.Walk()),
             decoding.MethodParams(params, table),
+        ),
+        "vertical": lambda: (
+            decoding.Speculative(model, drafting.cascades.VerticalCascade(early, model, 2)),
+            decoding.MethodParams(params, vertical, rule),
         ),
         "token cascade": lambda: (
             decoding.TokenCascade(4, **both),
@@ -92,9 +98,10 @@ def program(name, family="t5_v1_1"):
     return Program(str(traced.jaxpr), traced.lower().compile().as_text(), shapes)
 
 
-METHODS = ["alone", "both", "widths", "tree", "token cascade", "bild", "oracle", "sequence"]
+METHODS = ["alone", "both", "widths", "tree", "vertical"]
+METHODS += ["token cascade", "bild", "oracle", "sequence"]
 CASES = [*itertools.product(METHODS, ["t5_v1_1", "gemma2"])]
-QUICK = [(name, "t5_v1_1") for name in METHODS if name not in ("bild", "oracle")]
+QUICK = [(name, "t5_v1_1") for name in METHODS if name not in ("vertical", "bild", "oracle")]
 
 
 @pytest.mark.parametrize("case", variants(CASES, *QUICK), ids=str)

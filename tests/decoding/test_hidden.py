@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding, drafting, testing, types, verification
+from specjax import decoding, drafting, testing, types
 from specjax.decoding.method import jitted_run
 from specjax.processing import distributions, draws
 from tests.decoding.helpers import AfterTokenOne, begin
-from tests.laws import Law
 
-V, N = 3, 3
+V = 3
 MODEL = testing.TabularModel(V, 2)
 P = jnp.asarray(testing.random_table(1, V, 2, scale=1.5))
 Q = jnp.asarray(np.random.default_rng(2).normal(size=(V, V)), jnp.float32)
@@ -58,15 +57,6 @@ class FromHidden(types.Drafter):
         newest = jnp.maximum(counts - 1, 0)[:, None, None]
         newest = jnp.take_along_axis(hidden, newest, axis=1)[:, 0]
         return jnp.where(counts[:, None] > 0, newest, state)
-
-
-@pytest.mark.parametrize("verify", [verification.Block(), verification.Token()], ids=str)
-def test_the_law_is_the_verifiers_whatever_is_read(verify):
-    found = Law(decoding.Speculative(MODEL, FromHidden(), verify))(
-        decoding.MethodParams(P, Q), (0, 1), N
-    )
-    p = testing.prefix_distributions(MODEL, P, (0, 1), N, jax.nn.softmax)
-    assert testing.total_variation(found, testing.target_law(p, N)) < 1e-5
 
 
 def test_rows_get_their_own_hidden_state_of_their_last_token():

@@ -11,7 +11,7 @@ import pytest
 from specjax import decoding, drafting
 from specjax.types import DraftInputs, PromptBatch, Prompts, Sampling
 from tests import laws
-from tests.decoding import test_exact_law as whole
+from tests.decoding import test_loop as whole
 from tests.decoding.helpers import pair
 from tests.models.tiny import quick_jit, tiny
 from tests.tables import RULES, VERIFICATIONS
@@ -54,39 +54,6 @@ def test_a_drafter_that_lagged_drafts_as_if_it_had_not(family):
     plain = method.init(given, prompts._replace(draft_limits=None), max_new=24)
     plain = method.run(given, plain, 100)
     np.testing.assert_array_equal(plain.tokens, state.tokens)
-
-
-@pytest.mark.exhaustive
-def test_an_overshoot_is_cut_back():
-    """A round of which fewer tokens are committed leaves a state like one that emitted no more."""
-    model = whole.MODEL
-    one = decoding.Round(model, drafting.Chain(model, 3), VERIFICATIONS["Block"])
-    params = pair(whole.PARAMS[0], whole.PARAMS[0])
-    inputs = jnp.asarray(whole.PROMPTS)
-    state = one.prefill(params, Prompts(inputs, jnp.asarray(whole.LENGTHS)), 16)
-    settings = Sampling(jnp.zeros(3))
-    active, limits = jnp.ones(3, bool), jnp.full(3, 3)
-
-    def round_(state, keep):
-        uniforms = jnp.full((3, one.num_uniforms), 0.5, jnp.float32)
-        outcome = one(params, settings, state, uniforms, active, limits)
-        step = outcome.step
-        counts = jnp.minimum(step.counts, keep)
-        return one.commit(state, step.inner, step.tokens, counts), outcome
-
-    def emitted(keeps):
-        now, out = state, []
-        for keep in keeps:
-            now, outcome = round_(now, keep)
-            np.testing.assert_array_equal(outcome.step.accepted, 3)
-            out.append(np.asarray(outcome.step.tokens)[:, :keep])
-        return np.concatenate(out, axis=1)
-
-    np.testing.assert_array_equal(emitted([4, 4]), emitted([1, 2, 3, 2]))
-    # The target distributions are those of the tokens emitted.
-    _, outcome = round_(state, 4)
-    chosen = jnp.take_along_axis(outcome.probs, outcome.step.tokens[..., None], axis=-1)
-    np.testing.assert_array_equal(chosen[..., 0], 1.0)
 
 
 def test_the_cache_must_hold_the_prompt_of_every_model():

@@ -39,17 +39,24 @@ def _run(method, params, temperature, limits=None):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", VERIFICATIONS)
-@pytest.mark.parametrize("where", ["verifier", "drafter"])
+@pytest.mark.parametrize("where", ["verifier", "drafter", "middle", "low"])
 def test_a_row_ends_where_a_model_gives_nan(where, name, temperature):
-    method = decoding.Speculative(MODEL, drafting.Chain(MODEL, 2), VERIFICATIONS[name])
     # Clean rows never come to token 1.
     safe, bad = CLEAN.copy(), BAD.copy()
     safe[[0, 2, 3, 4], 1] = bad[[0, 2, 3, 4], 1] = -np.inf
-    tables = [bad, safe] if where == "verifier" else [safe, bad]
-    state = _run(method, pair(*map(jnp.asarray, tables)), temperature)
+    models = ("verifier", "drafter", "middle", "low")
+    tables = {model: jnp.asarray(bad if model == where else safe) for model in models}
+    drafter, own = drafting.Chain(MODEL, 2), drafting.chain.ChainParams(tables["drafter"])
+    if where in ("middle", "low"):
+        below = drafting.Chain(MODEL, 1, name="low"), drafting.chain.ChainParams(tables["low"])
+        drafter = drafting.cascades.VerticalCascade(below[0], MODEL, 2)
+        own = drafting.cascades.VerticalCascadeParams(tables["middle"], below[1])
+    method = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name])
+    state = _run(method, decoding.MethodParams(tables["verifier"], own), temperature)
     assert [types.ENDED_BY[code] for code in state.ended_by] == ["length", "nan", "length"]
     np.testing.assert_array_equal(state.lengths, [5, 0, 5])
-    assert method.nan_sources[int(state.info.nan_in[1])] == where
+    source = method.nan_sources[int(state.info.nan_in[1])]
+    assert source == ("verifier" if where == "verifier" else "drafter")
     assert np.isfinite(np.asarray(state.info.token_sum)).all()
 
 

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import Sampling, decoding
+from specjax import Sampling, decoding, verification
 from tests.decoding.helpers import begin
-from tests.decoding.trees import Likeliest, Walk
+from tests.decoding.trees import Likeliest
 from tests.models.test_trees import INPUTS, LENGTHS, network
 from tests.variants import variants
 
@@ -40,7 +40,9 @@ def test_greedy_trees_are_the_verifiers_own_text(name, platform):
     want = texts(decoding.Autoregressive(model, eos_ids=ends), decoding.MethodParams(params))
     assert len(set(np.asarray(want.lengths).tolist())) > 1 and (want.ended_by == 1).any()
     given = decoding.MethodParams(params, successors(free.tokens))
-    method = decoding.Speculative(model, Likeliest(48, BUSH), Walk(), (4, 8), eos_ids=ends)
+    method = decoding.Speculative(
+        model, Likeliest(48, BUSH), verification.Walk(), (4, 8), eos_ids=ends
+    )
     for limits in (None, np.array([0, 3, 2], np.int32)):
         state = texts(method, given, draft_limits=limits)
         np.testing.assert_array_equal(state.tokens, want.tokens)
@@ -54,5 +56,5 @@ def test_the_comparison_sees_a_path_that_is_not_kept(monkeypatch):
     given = decoding.MethodParams(params, successors(want.tokens))
     monkeypatch.setattr(type(model), "keep", lambda self, cache, positions, nodes: cache)
     # Another name, so that no compiled program is found.
-    method = decoding.Speculative(model, Likeliest(48, (*BUSH, 4)), Walk(), (9,))
+    method = decoding.Speculative(model, Likeliest(48, (*BUSH, 4)), verification.Walk(), (9,))
     assert (np.asarray(texts(method, given).tokens) != np.asarray(want.tokens)).any()

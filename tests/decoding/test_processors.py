@@ -219,8 +219,8 @@ def test_the_law_in_the_middle_of_blocks(case):
 
 
 def stale(following):
-    """`processing._processed_along` with the tokens that `following` leaves of a block's."""
-    real = processing._processed_along
+    """`processing._process_along` with the tokens that `following` leaves of a block's."""
+    real = processing._process_along
 
     def along(drawn, logits, tokens, parents):
         states = [drawn]
@@ -246,7 +246,7 @@ def stale(following):
     ],
 )
 def test_a_state_that_does_not_follow_gives_another_law(what, following, least, monkeypatch):
-    monkeypatch.setattr(processing, "_processed_along", stale(following))
+    monkeypatch.setattr(processing, "_process_along", stale(following))
     law, params, changes = begun_round(("FrequencyPenalty",), "fixed", "Block")
     target = wanted(RULES["Lossless"], changes, "fixed")
     found = testing.total_variation(law(params(RULES["Lossless"]), (0, 1), N), target)
@@ -406,7 +406,7 @@ def test_no_processor_hides_a_nan():
         def hidden(drawn, shared, logits):
             state = processing.initial_processing(batch._replace(sampling=drawn), V, 4, shared)
             drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, 2), drawn)
-            drawn = processing.bound(processing.with_processing(drawn, state), shared)
+            drawn = processing.with_params(processing.with_processing(drawn, state), shared)
             return jnp.isnan(processing.distributions(logits, drawn)).any(axis=1)
 
         found = hidden(drawn, shared, logits)

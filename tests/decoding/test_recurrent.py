@@ -9,7 +9,6 @@ from specjax import decoding, drafting, testing, verification
 from specjax.models.model import CausalLM
 from specjax.models.qwen_hybrid import Qwen35Config
 from tests import laws
-from tests.decoding.test_exact_law import by_committed
 from tests.models.tiny import random_params
 from tests.tables import RULES, targets
 from tests.variants import variants
@@ -85,7 +84,7 @@ def horizontal():
 CASES = {
     "both": (plain, {}, {}),
     "catches up": (functools.partial(plain, catches_up=True), {}, {}),
-    "limits": (plain, {"widths": (1, 3)}, {"between": by_committed}),
+    "limits": (plain, {"widths": (1, 3)}, {"between": laws.by_committed}),
     "verifier": (tabular_drafter, {}, {}),
     "drafter": (recurrent_drafter, {}, {}),
     "lookup first": (lookup_first, {}, {}),

@@ -1,7 +1,6 @@
-"""Blocks that are trees: what the verifier reads of them, and the law of what rounds emit."""
+"""Blocks that are trees: what the verifier reads of them. Laws: tests/drafting/test_laws.py."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,60 +9,15 @@ import pytest
 
 from specjax import decoding, drafting, rules, testing, types, verification
 from specjax.decoding.blocks import part_of, shape_of
-from specjax.types import Sampling
-from tests.decoding.helpers import begin
-from tests.decoding.trees import Likeliest, Walk
-from tests.laws import Law
+from tests.decoding.trees import Likeliest
 from tests.models.tiny import quick_jit
-from tests.tables import targets
-from tests.variants import variants
 
-V, N = 3, 3
+V = 3
 MODEL = testing.TabularModel(V, 2)
 P = jnp.asarray(testing.random_table(1, V, 2, scale=1.5))
 Q = jnp.asarray(testing.random_table(2, V, 1, scale=1.5))
 # Two children each of the root and of its first child; a grandchild below the last of these.
 BUSH = (0, 0, 1, 1, 4)
-
-
-def law_of(rule, prompt=(0, 1)):
-    """What the first N tokens must follow."""
-    p = testing.prefix_distributions(MODEL, P, prompt, N, jax.nn.softmax)
-    small = testing.TabularModel(V, 1)
-    q = testing.prefix_distributions(small, Q, prompt, N, jax.nn.softmax)
-    return testing.target_law(targets(rule, (q, p, q, p)), N)
-
-
-TREES = [(BUSH, True), *itertools.product([BUSH, (0, 0), (0, 1)], [False])]
-
-
-@pytest.mark.parametrize("tree", variants(TREES, TREES[0]), ids=str)
-def test_a_walk_over_trees_follows_the_target_exactly(tree):
-    parents, early = tree
-    one_round = decoding.Speculative(
-        MODEL, Likeliest(V, parents, early), Walk(), (1 + len(parents),)
-    )
-    law = Law(one_round)
-    for rule in (rules.Lossless(), rules.TokenV3(0.5)):
-        found = law(decoding.MethodParams(P, Q, rule), (0, 1), N)
-        assert testing.total_variation(found, law_of(rule)) < 1e-6
-    # The control: the verifier's own law is another one.
-    assert testing.total_variation(found, law_of(rules.Lossless())) > 0.01
-
-
-@dataclasses.dataclass(frozen=True)
-class Reordered(Walk):
-    """Judges the children by the distribution after another node: a wrong parent."""
-
-    def walk(self, uniforms, block):
-        wrong = jnp.roll(block.target_probs, 1, axis=0)
-        return super().walk(uniforms, block._replace(target_probs=wrong))
-
-
-def test_control_of_a_wrong_parent():
-    law = Law(decoding.Speculative(MODEL, Likeliest(V, BUSH), Reordered(), (6,)))
-    found = law(decoding.MethodParams(P, Q), (0, 1), N)
-    assert testing.total_variation(found, law_of(rules.Lossless())) > 0.05
 
 
 def test_levels_read_after_each_other_are_the_tree_read_at_once():
@@ -100,22 +54,6 @@ def test_nodes_see_their_path_alone_in_any_width():
     )
 
 
-def test_greedy_trees_are_the_verifiers_own_text():
-    """In the loop, rows of several lengths, with draft limits that cut trees anywhere."""
-    inputs, lengths = np.array([[0, 1, 2], [2, 0, 0], [1, 1, 0]], np.int32), np.array([3, 1, 2])
-    given = {"ids": np.arange(3), "limits": np.array([9, 7, 9]), "max_new": 9}
-    given["sampling"] = Sampling(0.0)
-    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk())
-    params = decoding.MethodParams(P, Q)
-    alone = decoding.Autoregressive(MODEL)
-    want = alone.run(params, begin(alone, params, inputs, lengths, **given), 100)
-    for limits in (None, np.array([0, 3, 5], np.int32)):
-        start = begin(method, params, inputs, lengths, draft_limits=limits, **given)
-        state = method.run(params, start, 100)
-        np.testing.assert_array_equal(state.tokens, want.tokens)
-        assert int(state.steps.sum()) < int(want.steps.sum())
-
-
 def test_parts_that_read_no_trees_are_refused():
     tree = Likeliest(V, BUSH)
     with pytest.raises(ValueError, match="Block cannot verify the trees of Likeliest"):
@@ -123,15 +61,15 @@ def test_parts_that_read_no_trees_are_refused():
     with pytest.raises(
         ValueError, match="Likeliest drafts trees: it cannot draft for an inner round"
     ):
-        drafting.cascades.VerticalCascade(tree, MODEL, 3, verification=Walk())
+        drafting.cascades.VerticalCascade(tree, MODEL, 3, verification=verification.Walk())
 
     @dataclasses.dataclass(frozen=True)
     class Chains(testing.TabularModel):
         reads_trees = False
 
     with pytest.raises(ValueError, match="drafts trees, which Chains cannot read"):
-        decoding.Speculative(Chains(V, 2), tree, Walk())
-    method = decoding.Speculative(MODEL, tree, Walk())
+        decoding.Speculative(Chains(V, 2), tree, verification.Walk())
+    method = decoding.Speculative(MODEL, tree, verification.Walk())
     with pytest.raises(ValueError, match="rule must not have a carry in a round over trees"):
         method.check_rule(rules.Budgeted(rules.OPT(0.1), 0.1))
     chain = drafting.Chain(MODEL, 2)
@@ -139,7 +77,7 @@ def test_parts_that_read_no_trees_are_refused():
 
 
 def test_the_sources_of_a_path():
-    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), Walk())
+    method = decoding.Speculative(MODEL, Likeliest(V, BUSH), verification.Walk())
     batch = types.PromptBatch(
         np.full((64, 2), [0, 1]), np.full(64, 2), np.arange(64), np.full(64, 9)
     )

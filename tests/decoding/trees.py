@@ -1,43 +1,11 @@
-"""A drafter of trees and a verification that walks them, for tests.
-
-Source: SpecInfer (arXiv 2305.09781), naive sampling; EAGLE (arXiv 2401.15077) verifies such trees.
-"""
+"""A drafter of trees without a model."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from specjax import types, verification
-
-
-def passes(uniform, chance):
-    """Whether a child is taken."""
-    return uniform < chance
-
-
-@dataclasses.dataclass(frozen=True)
-class Walk(verification.Token):
-    """Draws from the target at each node, and goes on to the child with that token."""
-
-    walks_trees: ClassVar[bool] = True
-
-    def walk(self, uniforms, block):
-        tokens, parents, target_probs = block.tokens, block.parents, block.target_probs
-        at, length, nodes = jnp.int32(0), jnp.int32(0), jnp.zeros_like(tokens)
-        weights = target_probs[0]
-        for i in range(tokens.size):
-            child = (parents[i] == at) & (i < block.num_drafted)
-            total = jnp.sum(weights)
-            chance = weights[tokens[i]] / jnp.where(total > 0, total, 1.0)
-            taken = passes(uniforms[i], jnp.where(child, chance, 0.0))
-            nodes = jnp.where(taken, nodes.at[length].set(i + 1), nodes)
-            length += taken.astype(jnp.int32)
-            at = jnp.where(taken, i + 1, at)
-            rest = jnp.where(child, weights.at[tokens[i]].set(0.0), weights)
-            weights = jnp.where(taken, target_probs[i + 1], rest)
-        return types.Path(nodes, length, weights)
+from specjax import types
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,25 +7,16 @@ draft. So a policy that learns, or looks at other rows, is seen as it runs.
 Axes: C cases, B rows, G longest block, V vocabulary, N tokens.
 """
 
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import DraftInputs, Prompts, Sampling, ScoredBlock
-from specjax.verification import next_token_probs, num_accepted_probs
+from specjax.types import DraftInputs, Prompts, Sampling
+from tests.laws import numbers, outcomes_of
 
 CHUNK = 512
-
-
-def numbers(tokens, lengths, vocab):
-    """The places of prefixes `tokens[..., :lengths]` in a table of all prefixes."""
-    value = np.zeros(lengths.shape, np.int64)
-    for i in range(tokens.shape[-1]):
-        value = np.where(i < lengths, value * vocab + tokens[..., i], value)
-    return np.array([sum(vocab**n for n in range(k)) for k in range(20)])[lengths] + value
 
 
 def law(drafter, params, verification, q, p, prompts, num_tokens, *, temperature, cut=None):
@@ -141,21 +132,6 @@ def put(emitted, lengths, tokens):
         at = np.minimum(lengths + i, emitted.shape[-1] - 1)[..., None]
         np.put_along_axis(out, at, tokens[..., i, None], axis=-1)
     return out
-
-
-@functools.cache
-def outcomes_of(verification):
-    """A function: a row's block -> the laws of how many tokens stand, and of the next token."""
-
-    def one_row(tokens, q, p, drafted):
-        block = ScoredBlock(tokens, q, p, drafted)
-        acceptance = verification.acceptance(block)
-        counts = jnp.arange(tokens.size + 1)
-        following = jax.vmap(lambda n: next_token_probs(acceptance, block, n))(counts)
-        following = jnp.where((counts == drafted)[:, None], p, following)
-        return num_accepted_probs(verification, acceptance.thresholds), following
-
-    return one_row
 
 
 def _jitted(drafter, verification, temperature, cut):

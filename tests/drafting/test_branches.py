@@ -7,7 +7,7 @@ import pytest
 
 from specjax import decoding, drafting, rules, verification
 from specjax.drafting.lookup import longest_matches
-from specjax.drafting.trees import united
+from specjax.drafting.trees import union_of
 from specjax.types import ChildLaw, DraftBlock
 from tests.decoding.helpers import begin
 from tests.drafting.test_laws import BRANCHES, COPIES, chain, side_by_side, wide
@@ -36,7 +36,7 @@ def block_of(tokens, parents=None, laws=None, certain=True):
 
 
 def test_equal_certain_tokens_are_joined():
-    union = quick_jit(united)([block_of([1, 2, 3]), block_of([1, 2, 0, 1]), block_of([2])])
+    union = quick_jit(union_of)([block_of([1, 2, 3]), block_of([1, 2, 0, 1]), block_of([2])])
     assert union.num_drafted == 6 and union.tokens.shape == (1, 8)
     np.testing.assert_array_equal(union.tokens[0, :6], [1, 2, 3, 0, 1, 2])
     np.testing.assert_array_equal(union.parents[0, :6], [0, 1, 2, 2, 4, 0])
@@ -47,11 +47,11 @@ def test_equal_certain_tokens_are_joined():
 
 
 def test_drawn_tokens_are_not_joined():
-    union = quick_jit(united)([block_of([1, 2], certain=False), block_of([1, 2], certain=False)])
+    union = quick_jit(union_of)([block_of([1, 2], certain=False), block_of([1, 2], certain=False)])
     np.testing.assert_array_equal(union.parents[0], [0, 1, 0, 3])
     # A fixed token beside one that was drawn without it: it stays, for the law of the other.
     pair = block_of([3, 1, 4], [0, 0, 2], [ChildLaw.OFF, ChildLaw.TOP, ChildLaw.OFF], False)
-    union = quick_jit(united)([block_of([1], certain=False), pair])
+    union = quick_jit(union_of)([block_of([1], certain=False), pair])
     np.testing.assert_array_equal(union.tokens[0], [1, 3, 1, 4])
     np.testing.assert_array_equal(union.parents[0], [0, 0, 0, 1])
     np.testing.assert_array_equal(union.drawn_from[0], [0, 1, 1, 3])

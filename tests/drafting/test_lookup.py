@@ -9,6 +9,7 @@ import pytest
 
 from specjax.drafting import Lookup
 from specjax.types import DraftInputs, Prompts, Sampling
+from tests.variants import variants
 
 ROWS, WIDTH, FORCED, MORE, G = 50, 12, 3, 9, 6
 DRAFTERS = {
@@ -103,19 +104,11 @@ def compare(drafter, seed, with_table):
     return total
 
 
+@pytest.mark.parametrize("seeds", variants([(7,), range(100, 105)], (7,)), ids=str)
 @pytest.mark.parametrize("with_table", [False, True])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_it_is_the_naive_one(name, with_table):
-    assert compare(DRAFTERS[name], 7, with_table) > 0
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("with_table", [False, True])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_it_is_the_naive_one_in_thousands_of_cases(name, with_table):
-    """10,500 contexts in all."""
-    for seed in range(5):
-        compare(DRAFTERS[name], 100 + seed, with_table)
+def test_it_is_the_naive_one(name, with_table, seeds):
+    assert sum(compare(DRAFTERS[name], seed, with_table) for seed in seeds) > 0
 
 
 def test_control_another_occurrence_is_seen():

@@ -8,7 +8,7 @@ import pytest
 
 from specjax import decoding, drafting, rules, testing, verification
 from specjax.types import PromptBatch, Sampling, traced_dataclass
-from tests.decoding import test_exact_law as whole
+from tests.decoding import test_loop as whole
 
 V = whole.V
 NEURAL = drafting.Chain(whole.MODEL, 2)

@@ -15,8 +15,7 @@ import numpy as np
 
 from specjax import testing
 from specjax.types import DraftInputs, Prompts, Sampling
-from tests.drafting.rounds import numbers, outcomes_of
-from tests.laws import Choices, probabilities
+from tests.laws import Choices, numbers, outcomes_of, probabilities
 from tests.models.tiny import quick_jit
 
 

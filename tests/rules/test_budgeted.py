@@ -7,6 +7,7 @@ import pytest
 
 from specjax import rules
 from specjax.rules.target import kl_divergence
+from tests.rules.exact import pairs
 from tests.tables import random_distributions
 
 COUNT, VOCAB = 200, 7
@@ -22,18 +23,11 @@ def spend(rule, q, p, credit):
     return jax.vmap(one)(q, p, credit)
 
 
-def positions():
-    q, p = (random_distributions(seed, COUNT, VOCAB, zeros=0.3) for seed in (0, 1))
-    q[:5] = p[:5]
-    q[5:9], p[7:11] = np.eye(VOCAB, dtype=np.float32)[[0, -1]][:, None]
-    return q, p
-
-
 @pytest.mark.parametrize(
     "rule", [rules.Diff(0.5), rules.TokenV1(0.9), rules.Lossy(0.8), rules.Mentored(1.0)], ids=repr
 )
 def test_no_position_pays_more_than_it_has(rule):
-    q, p = positions()
+    q, p = pairs(VOCAB, COUNT)
     credit = np.geomspace(1e-4, 3.0, COUNT).astype(np.float32)
     target, held, left, cost = map(np.asarray, spend(rules.Budgeted(rule, 0.01), q, p, credit))
     assert np.isfinite(held).all() and (held >= 0.0).all() and (held[p == 0.0] == 0.0).all()
@@ -52,7 +46,7 @@ def test_no_position_pays_more_than_it_has(rule):
 
 
 def test_the_ends_are_the_verifier_and_the_rule():
-    q, p = positions()
+    q, p = pairs(VOCAB, COUNT)
     none = np.zeros(COUNT, np.float32)
     target, held, left, _ = spend(rules.Budgeted(rules.Diff(0.3), 0.0), q, p, none)
     assert not np.array_equal(target, p)
