@@ -361,7 +361,8 @@ def _joint_ratios(block: ScoredBlock, start: Array | float = 1.0) -> Array:
         return joint, joint
 
     first = jnp.asarray(start, jnp.float32)
-    along = jnp.where(is_drafted(block.tokens, block.num_drafted), ratios(block), 1.0)
+    along = ratios(block)
+    along = jnp.where(is_drafted(block.tokens, block.num_drafted), along, 1.0)
     later = lax.scan(step, first, along, unroll=_UNROLLED)[1]
     return jnp.concatenate([first[None], later])
 

@@ -123,7 +123,7 @@ def test_wrong_branches_are_refused(make, kind, message):
 
 
 def test_nan_of_any_drafter_ends_its_rows():
-    drafter, params, _ = BRANCHES["chain and chain"]
+    drafter, params = BRANCHES["chain and chain"][:2]
     broken = params[1]._replace(model=B.at[:, 1].set(jnp.nan))
     method = decoding.Speculative(MODEL, drafter, verification.Traversal())
     params = decoding.MethodParams(P, (params[0], broken), rules.Lossless())
