@@ -1,6 +1,5 @@
 """`benchmarks.acceptance` counts rows, and its figures are those of the rows."""
 
-
 import numpy as np
 import pytest
 

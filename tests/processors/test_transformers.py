@@ -138,7 +138,7 @@ def test_all_together_run_in_the_order_of_transformers():
     batch = PromptBatch(prompts, LENGTHS[:rows], np.arange(rows), np.full(rows, 4), sampling=drawn)
     state = processing.initial_processing(batch, V, 5, shared)
     drawn = jax.tree.map(lambda x: jnp.broadcast_to(x, rows), drawn)
-    drawn = processing.bound(processing.with_processing(drawn, state), shared)
+    drawn = processing.with_params(processing.with_processing(drawn, state), shared)
     kept = []
     for emitted in range(5):
         logits = rng.standard_normal((rows, V)).astype(np.float32)

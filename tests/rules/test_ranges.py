@@ -108,7 +108,12 @@ def test_traced_numbers_are_not_checked(kind, name):
 
 def test_the_page_of_methods_has_the_ranges():
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `(\w+\.\w+)` \| ([^|]+ \| [^|]+) \|$", page, re.M))
+    table, rows = page.partition("## Ranges of the strengths")[2], {}
+    for numbers, ranges in re.findall(r"^\| ([^|]*`[^|]*) \| ([^|]+ \| [^|]+) \|$", table, re.M):
+        for group in numbers.split("; "):
+            shared, of, kinds = group.partition(" of ")
+            for name in re.findall(r"`([\w.]+)`", kinds if of else shared):
+                rows[f"{name}.strength" if of else name] = ranges
     assert rows == {
         f"{kind.__name__}.{name}": f"{shown(kind.spans[name].valid)} | "
         f"{shown(kind.spans[name].useful or kind.spans[name].valid)}"
