@@ -17,7 +17,7 @@ from specjax import Decoder, TextModel
 from specjax.cli.report import Report
 from specjax.evaluation import Bootstrap
 from specjax.evaluation.bootstrap import Interval, Sums, ratio
-from specjax.study.measure import in_turns, timed
+from specjax.study.measure import take_turns, time_call
 from specjax.text import load_text_model
 from specjax.text.engine import BUCKETS
 from specjax.text.setting import VERIFIER_ALONE, Setting
@@ -173,14 +173,16 @@ class _Bench:
 
             def decode(i: int, decoder: Decoder = decoder) -> tuple[float, Any]:
                 given: list[Any] = [prompts[i]]
-                return timed(lambda: decoder(given, seed=self.args.seed, ids=[i], progress=False))
+                return time_call(
+                    lambda: decoder(given, seed=self.args.seed, ids=[i], progress=False)
+                )
 
             for i in range(len(prompts)):
                 decode(i)  # compiles
             sides[one] = decode
         least: dict[Setting, np.ndarray] = {one: np.full(len(prompts), np.inf) for one in wanted}
         results: dict[Setting, dict[int, Any]] = {one: {} for one in wanted}
-        for one, _, i, (spent, result) in in_turns(sides, range(len(prompts)), self.args.repeats):
+        for one, _, i, (spent, result) in take_turns(sides, range(len(prompts)), self.args.repeats):
             least[one][i] = min(least[one][i], spent)
             results[one][i] = result
         return {one: _collect(least[one], results[one]) for one in wanted}

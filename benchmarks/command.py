@@ -18,7 +18,7 @@ from specjax.cli.help_format import HelpFormatter
 from specjax.cli.report import Report
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, T5Config
-from specjax.study.measure import in_turns, timed
+from specjax.study.measure import take_turns, time_call
 from specjax.text import Pair, TextModel
 
 __all__ = ["check_positive", "encode_texts", "enough_texts", "read_texts"]
@@ -117,12 +117,12 @@ def time_interleaved(
             return jax.block_until_ready(found)
 
         jax.block_until_ready(call())
-        once, _ = timed(lambda: jax.block_until_ready(call()))
+        once, _ = time_call(lambda: jax.block_until_ready(call()))
         count = max(1, int(min_seconds / max(once, 1e-9)))
-        return lambda _: timed(several)[0] / count
+        return lambda _: time_call(several)[0] / count
 
     seconds: dict[K, list[float]] = {name: [] for name in calls}
     sides = {name: side(call) for name, call in calls.items()}
-    for name, _, _, spent in in_turns(sides, [None], repeats):
+    for name, _, _, spent in take_turns(sides, [None], repeats):
         seconds[name].append(spent)
     return {name: statistics.median(values) for name, values in seconds.items()}

@@ -16,7 +16,7 @@ from specjax.cli.report import Report
 from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.memory import explain_full_memory, sizes_in_words
-from specjax.study.measure import in_turns
+from specjax.study.measure import take_turns
 from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
 from specjax.writing import write_atomically
 
@@ -147,7 +147,7 @@ def measure(loops: Loops, rows: int, args: argparse.Namespace) -> dict[Case, tup
     passes = {case: loops.passes(*of(case), limit=case.limit) for case in cases}
     runs: dict[Case, tuple[Run, int]] = {}
     sides = {case: lambda _, case=case: run(case) for case in cases}
-    for case, _, _, (spent, emitted) in in_turns(sides, [None], args.repeats):
+    for case, _, _, (spent, emitted) in take_turns(sides, [None], args.repeats):
         if case not in runs or spent < runs[case][0].seconds:
             width = WIDE if case.wide else next(width for width in widths if width > case.limit)
             counted = passes[case]

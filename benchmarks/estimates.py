@@ -18,11 +18,11 @@ from specjax.cli.report import Report
 from specjax.evaluation import divergence, efficiency
 from specjax.evaluation.efficiency import RowCounts
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
-from specjax.study.measure import timed
+from specjax.study.measure import time_call
 from specjax.text import Decoder
 from specjax.text.parts import Part
 from specjax.text.setting import VERIFIER_ALONE, Setting
-from specjax.text.teacher_forcing import written
+from specjax.text.teacher_forcing import decode_texts
 
 HELP = "estimates of settings against decoding: tokens per call and nats per token"
 
@@ -106,10 +106,12 @@ def run(args: argparse.Namespace) -> Report:
 
     def estimate() -> list[Expected]:
         decoder = Decoder(pair.named, alone, **shape)
-        known = {sampling_key(alone): written(decoder, tokens[: args.screened], seed=args.seed)}
+        known = {
+            sampling_key(alone): decode_texts(decoder, tokens[: args.screened], seed=args.seed)
+        }
         return expect(pair.named, known, settings, draws=args.samples, seed=args.seed)
 
-    spent, found = timed(estimate)
+    spent, found = time_call(estimate)
     rows = _decode(found, pair.named, tokens[args.screened :], shape, args.seed + 1)
     return Report(rows, _COLUMNS, summary=_summary(rows, spent))
 
@@ -148,7 +150,7 @@ def _decode(
             decoder = Decoder(models, full, **shape)
             return decoder(prompts, seed=seed, draft_limit=limit, progress=False)
 
-        spent, result = timed(decode)
+        spent, result = time_call(decode)
         rows.append(_row(one, result, spent))
     return rows
 

@@ -19,7 +19,7 @@ from specjax import Decoder, Pair, TextModel, drafting
 from specjax.cli.report import Report
 from specjax.compilation import jit, step_options
 from specjax.memory import explain_full_memory, sizes_in_words
-from specjax.study.measure import in_turns
+from specjax.study.measure import take_turns
 from specjax.types import Array, Params, Prompts, Sampling, Stopping
 
 HELP = "the time of the speculative loop against the time of its models' passes"
@@ -99,7 +99,7 @@ def measure(
     for name in methods:
         sides[name](batches[0])  # compiles
     spent: dict[str, list[float]] = {name: [] for name in sides}
-    for name, _, _, seconds in in_turns(sides, batches, repeats):
+    for name, _, _, seconds in take_turns(sides, batches, repeats):
         spent[name].append(seconds)
     passes = {}
     for name, (method, params) in methods.items():

@@ -20,7 +20,7 @@ from specjax.checkpoints import read_config, save_model
 from specjax.cli.report import Report
 from specjax.errors import UserError
 from specjax.models import T5Config
-from specjax.study.measure import in_turns, timed
+from specjax.study.measure import take_turns, time_call
 from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
 from specjax.types import Sampling
@@ -274,12 +274,12 @@ def _turns(
     parts = [prompts[i : i + _TURN] for i in range(0, len(prompts), _TURN)]
 
     def side(generate: Generate) -> Callable[[Sequence[int]], tuple[float, list[np.ndarray]]]:
-        return lambda part: timed(lambda: [generate(i) for i in part])
+        return lambda part: time_call(lambda: [generate(i) for i in part])
 
     samples: dict[Any, list[float]] = {name: [] for name in calls}
     outputs: dict[Any, dict[int, list[np.ndarray]]] = {name: {} for name in calls}
     sides = {name: side(generate) for name, generate in calls.items()}
-    for name, _, place, (seconds, texts) in in_turns(sides, parts, repeats):
+    for name, _, place, (seconds, texts) in take_turns(sides, parts, repeats):
         samples[name].append(sum(map(len, texts)) / seconds)
         outputs[name][place] = texts
     order = range(len(parts))

@@ -21,7 +21,7 @@ from specjax.cli.report import Report
 from specjax.decoding.blocks import powers_of_two
 from specjax.evaluation import Bootstrap
 from specjax.evaluation.bootstrap import Sums, ratio
-from specjax.study.measure import in_turns
+from specjax.study.measure import take_turns
 from specjax.text.passes import check_costs
 from specjax.text.results import RowInfo
 from specjax.text.teacher_forcing import KnownRows, read
@@ -211,7 +211,7 @@ def _measure(
         bar.set_description("measuring")
         seconds = np.zeros((len(candidates), len(batches)))
         counts = np.zeros((len(candidates), len(batches), 4), np.int64)
-        for j, _, i, (spent, state) in in_turns(sides, batches, args.repeats):
+        for j, _, i, (spent, state) in take_turns(sides, batches, args.repeats):
             seconds[j, i] += spent
             counts[j, i] = _counts(state)
     return [_runs(counts[j], seconds[j] / args.repeats) for j in range(len(candidates))]

@@ -22,12 +22,12 @@ from specjax.drafting import Costs
 from specjax.models import preset
 from specjax.sampling.draws import TINY
 from specjax.study.expect import VERIFIER, expect, is_chain, sampling_key
-from specjax.study.measure import in_turns, timed
+from specjax.study.measure import take_turns, time_call
 from specjax.text import Decoder, TextModel
 from specjax.text.directories import built_in_pair
 from specjax.text.passes import PassTimes, measure_times
 from specjax.text.setting import VERIFIER_ALONE, Setting
-from specjax.text.teacher_forcing import KnownTexts, written
+from specjax.text.teacher_forcing import KnownTexts, decode_texts
 from specjax.theory import BestTree, best_tree
 
 HELP = (
@@ -241,7 +241,7 @@ def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
         alone = Setting(method=VERIFIER_ALONE, temperature=temperature)
         decoder = Decoder(pair.named, alone, batch_size=min(16, len(prompts)), **options)
         texts, *more = (
-            written(decoder, [decoder.encode(text) for text in some], seed=0)
+            decode_texts(decoder, [decoder.encode(text) for text in some], seed=0)
             for some in (prompts, others)
             if some
         )
@@ -376,13 +376,13 @@ def _decode(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:
 
         def decode(i: int, decoder: Any = decoder) -> tuple[float, Any]:
             text: list[Any] = [given.texts.prompts[i]]
-            return timed(lambda: decoder(text, ids=[i], progress=False))
+            return time_call(lambda: decoder(text, ids=[i], progress=False))
 
         for i in range(len(given.prompts)):
             decode(i)  # compiles
         sides[setting], counts[setting] = decode, {}
         spent[setting] = np.full(len(given.prompts), np.inf)
-    turns = in_turns(sides, range(len(given.prompts)), given.args.repeats)
+    turns = take_turns(sides, range(len(given.prompts)), given.args.repeats)
     for setting, _, i, (seconds, result) in turns:
         spent[setting][i] = min(spent[setting][i], seconds)
         info = result.info.per_row

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from specjax.errors import MissingLibraryError, UnknownOptionError, UserError, shortened
+from specjax.errors import MissingLibraryError, UnknownOptionError, UserError, shorten
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 # The options of transformers, vLLM, OpenAI and others, as specjax writes them; {} is their value.
@@ -95,7 +95,7 @@ def _suggestion(option: str, value: Any, known: Collection[str]) -> str:
     takes = [name for name, options in _with_options.items() if meant in options]
     if not takes and (near := difflib.get_close_matches(option, known, n=1)):
         meant, text = near[0], f"{near[0]}={{}}"
-    text = text.replace("{}", shown(value))
+    text = text.replace("{}", short_repr(value))
     if meant in known:
         return f"; did you mean {text}?"
     if takes:
@@ -103,13 +103,13 @@ def _suggestion(option: str, value: Any, known: Collection[str]) -> str:
     return f"; its options are {', '.join(name for name in known if name != 'self')}"
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value for a message: on one line, and not long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def listed(names: Iterable[Any]) -> str:
+def join_names(names: Iterable[Any]) -> str:
     """Names that a user gave, for a message: the first of many, and the number of the others."""
     texts = [*map(str, names)]
     count = next((n for n in range(1, len(texts)) if len(", ".join(texts[: n + 1])) > 150), None)
@@ -127,7 +127,7 @@ def one_line(error: BaseException) -> str:
         text = f"{error.filename} is a directory: give the path of a file"
     if isinstance(error, NotADirectoryError) and error.filename is not None:
         text = f"{error.filename}: a part of this path is a file: give a path in a directory"
-    return shortened(" ".join(text.split("\n  In ")[0].split()))
+    return shorten(" ".join(text.split("\n  In ")[0].split()))
 
 
 def in_names(text: str, names: Mapping[str, str]) -> str:
@@ -174,7 +174,7 @@ def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
     """Raises UserError unless `value` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise UserError(
-            f"{name} must be a whole number of at least {low}, got {shown(value)}: {remedy}"
+            f"{name} must be a whole number of at least {low}, got {short_repr(value)}: {remedy}"
         )
 
 
@@ -192,13 +192,13 @@ def check_part(name: str, value: Any, needed: Sequence[str], example: str) -> No
     if missing:
         plain = type(value).__module__ == "builtins"
         lacks = "" if plain else f": it has no {', '.join(missing)}"
-        raise UserError(f"{name} must be like {example}, got {shown(value)}{lacks}")
+        raise UserError(f"{name} must be like {example}, got {short_repr(value)}{lacks}")
 
 
 def check_flag(name: str, value: Any) -> None:
     """Raises UserError unless it is True or False."""
     if not isinstance(value, bool):
-        raise UserError(f"{name} must be True or False, got {shown(value)}")
+        raise UserError(f"{name} must be True or False, got {short_repr(value)}")
 
 
 def check_static(name: str, value: Any) -> None:
@@ -226,7 +226,7 @@ def require(module: str, extra: str) -> Any:
         ) from None
 
 
-def checked(
+def check_number(
     name: str,
     value: Any,
     *,
@@ -264,10 +264,10 @@ def _checked(
     try:
         array = np.asarray(value)
     except ValueError as error:
-        got = shown(value)
+        got = short_repr(value)
         raise UserError(f"{name} must be a number or one number per row, got {got}") from error
     if array.dtype.kind not in "iuf" and array.dtype != jax.numpy.bfloat16:
-        raise UserError(f"{name} must be a number, got {shown(array.tolist())}")
+        raise UserError(f"{name} must be a number, got {short_repr(array.tolist())}")
     if array.ndim > 1 or not array.size:
         raise UserError(f"{name} must be a number or one number per row, got shape {array.shape}")
     whole = np.dtype(dtype).kind == "i"
@@ -291,18 +291,18 @@ def _checked(
 
 
 def whole_number(name: str, value: Any, *, low: int) -> int:
-    """Checks a single whole number of at least `low`, see `checked`; 1e3 is valid."""
-    array = checked(name, value, low=low, dtype=np.int32)
+    """Checks a single whole number of at least `low`, see `check_number`; 1e3 is valid."""
+    array = check_number(name, value, low=low, dtype=np.int32)
     if array.ndim:
-        raise UserError(f"{name} must be a single whole number, got {shown(value)}")
+        raise UserError(f"{name} must be a single whole number, got {short_repr(value)}")
     return int(array)
 
 
 def one_number(name: str, value: Any, **span: Any) -> float:
-    """Checks a single number; `span` has the range, see `checked`."""
-    array = checked(name, value, **span)
+    """Checks a single number; `span` has the range, see `check_number`."""
+    array = check_number(name, value, **span)
     if array.ndim:
-        raise UserError(f"{name} must be a single number, got {shown(value)}")
+        raise UserError(f"{name} must be a single number, got {short_repr(value)}")
     return float(array)
 
 
@@ -333,7 +333,7 @@ def _within(x: Any, low: float, high: float, open_low: bool, open_high: bool) ->
     return (x > low if open_low else x >= low) & (x < high if open_high else x <= high)
 
 
-def checked_scores(model: Any, returned: Any, tokens: Any) -> Any:
+def check_scores(model: Any, returned: Any, tokens: Any) -> Any:
     """The result of `LanguageModel.score` for `tokens [B, T]`; asserts hold its author to it."""
     where = f"{type(model).__name__}.score"
     is_triple = isinstance(returned, tuple) and len(returned) == 3

@@ -24,7 +24,7 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(shortened(str(message)))
+        super().__init__(shorten(str(message)))
 
 
 class MissingLibraryError(UserError, ImportError):
@@ -53,7 +53,7 @@ def download(path: object) -> str:
 REFUSALS = (UserError, OSError)
 
 
-def shortened(message: str) -> str:
+def shorten(message: str) -> str:
     """Cuts the middle out of the long values of a message: quoted texts, brackets and words."""
     if len(message) <= _LONG:
         return message

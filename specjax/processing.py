@@ -15,7 +15,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specjax.platforms import entry
-from specjax.sampling.distributions import distribution, drawn, log_confidence, log_distribution
+from specjax.sampling.distributions import (
+    distribution,
+    draw_from_logits,
+    log_confidence,
+    log_distribution,
+)
 from specjax.sampling.draws import TINY
 from specjax.types import LogProbs, Processing, PromptBatch, Sampling
 from specjax.types.pytrees import where_rows
@@ -37,7 +42,7 @@ def draws(
 ) -> tuple[Float32[Array, "B V"], Int32[Array, " B"]]:
     """`sampling.drawn` of rows: probabilities, and a token of each."""
     logits, sampling = _process_rows(logits, sampling)
-    return jax.vmap(drawn)(logits, sampling, uniforms)
+    return jax.vmap(draw_from_logits)(logits, sampling, uniforms)
 
 
 def distributions_along(

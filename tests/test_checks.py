@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checks import check_path, checked, in_names, listed, require, whole_number
+from specjax.checks import check_number, check_path, in_names, join_names, require, whole_number
 from specjax.errors import UserError
 from specjax.types import traced_dataclass
 
@@ -21,7 +21,9 @@ class Strength:
     strength: object
 
     def __post_init__(self):
-        object.__setattr__(self, "strength", checked("strength", self.strength, low=0.0, high=1.0))
+        object.__setattr__(
+            self, "strength", check_number("strength", self.strength, low=0.0, high=1.0)
+        )
 
 
 def test_values_are_checked_only_where_a_user_gives_them():
@@ -62,7 +64,7 @@ def test_a_broken_library_is_not_called_missing(tmp_path, monkeypatch):
 
 
 def test_whole_numbers_may_be_floats():
-    assert checked("x", 5.0, low=1, dtype=np.int32).dtype == np.int32
+    assert check_number("x", 5.0, low=1, dtype=np.int32).dtype == np.int32
     assert whole_number("x", 1e3, low=1) == 1000
 
 
@@ -98,7 +100,7 @@ NUMBERS = [
     (4, {"low": 0, "high": 3, "dtype": np.int32}, "x must be a whole number in [0, 3], got 4"),
 ]
 REFUSED = [
-    *((functools.partial(checked, "x", x, **span), told) for x, span, told in NUMBERS),
+    *((functools.partial(check_number, "x", x, **span), told) for x, span, told in NUMBERS),
     *(
         (functools.partial(whole_number, "x", x, low=1), "x must be a")
         for x in ([1, 2], [1, [2]], {"a": 1}, [[1]], None, "1")
@@ -125,8 +127,8 @@ def test_a_long_value_is_shortened_and_its_remedy_is_not():
         assert str(UserError(text)) == text
     for part in ("() ", "\\'", "'\\", "[a", "' "):  # a megabyte of any takes no time
         assert len(str(UserError(part * 500_000))) <= 320
-    assert listed(range(4)) == "0, 1, 2, 3" and listed(range(9_999)).endswith(" more")
-    assert len(listed(range(9_999))) < 180
+    assert join_names(range(4)) == "0, 1, 2, 3" and join_names(range(9_999)).endswith(" more")
+    assert len(join_names(range(9_999))) < 180
 
 
 def test_parameters_get_the_names_of_the_surface_that_was_used():

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import listed
+from specjax.checks import join_names
 from specjax.errors import UserError
 from specjax.memory import check_fits
 from specjax.models.config import FLOATS
@@ -132,7 +132,7 @@ def condense(names: Iterable[str]) -> str:
     for name in names:
         pattern = re.sub(r"(layers_|layers\.|block\.|experts\.)\d+", r"\1*", name)
         groups.setdefault(pattern, []).append(name)
-    return listed(key if len(group) > 1 else group[0] for key, group in groups.items())
+    return join_names(key if len(group) > 1 else group[0] for key, group in groups.items())
 
 
 def check_floating(path: Path, specs: Mapping[str, ArraySpec]) -> None:

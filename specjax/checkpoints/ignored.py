@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.checkpoints.hf import INDEX, SINGLE
-from specjax.checks import shown
+from specjax.checks import short_repr
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import GENERATION_FILE, SPECJAX_FILE, read_json_if_there
 
@@ -19,7 +19,9 @@ def check_adapter(directory: Path) -> None:
     names = (SINGLE, INDEX, SPECJAX_FILE)
     if (directory / ADAPTER_FILE).is_file() and not any((directory / n).is_file() for n in names):
         base = read_json_if_there(directory / ADAPTER_FILE).get("base_model_name_or_path")
-        raise UserError(f"{directory} is a PEFT adapter of {shown(base)}, not a model: {_MERGE}")
+        raise UserError(
+            f"{directory} is a PEFT adapter of {short_repr(base)}, not a model: {_MERGE}"
+        )
 
 
 def warn_of_adapter(directory: Path) -> None:
@@ -84,7 +86,7 @@ def warn_of_settings(
         code = processor(repr(value), over) if processor is not None and usable else ""
         if code and code.partition("(")[0] in processors:
             continue
-        named.append(f"{name}={shown(value)}")
+        named.append(f"{name}={short_repr(value)}")
         if code:
             same.append(code)
     if named:

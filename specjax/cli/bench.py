@@ -21,7 +21,7 @@ from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.environment import products
 from specjax.errors import UserError
-from specjax.study.measure import Times, in_turns, tell, timed
+from specjax.study.measure import Times, take_turns, tell, time_call
 from specjax.study.speedups import (
     best,
     conclusion,
@@ -38,7 +38,7 @@ from specjax.text.engine import BUCKETS
 from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
 from specjax.text.requests import encode
 from specjax.text.results import finite
-from specjax.text.setting import VERIFIER_ALONE, Setting, chosen_length
+from specjax.text.setting import VERIFIER_ALONE, Setting, choose_length
 from specjax.writing import write_atomically
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(Path(args.costs), costs_file(every, models=names))
         tell(f"wrote {args.costs}")
         for batch, temperature in itertools.product(args.rows, tried):
-            why = chosen_length(every, pair, batch, temperature).why
+            why = choose_length(every, pair, batch, temperature).why
             tell(f"at batch {batch}, temperature {temperature:g}: {why}")
     return 0
 
@@ -273,14 +273,14 @@ def measure(
     def decode(decoder: Callable[..., Result], place: int) -> tuple[float, Result]:
         prompts: list[Any] = list(chunks[place])
         ids = range(place * len(prompts), (place + 1) * len(prompts))
-        return timed(lambda: decoder(prompts, ids=ids, progress=False))
+        return time_call(lambda: decoder(prompts, ids=ids, progress=False))
 
     calls = {name: functools.partial(decode, one) for name, one in decoders.items()}
     for call in calls.values():
         call(0)  # compiles
     seconds = {name: np.zeros((1, repeats, len(chunks))) for name in decoders}
     results: dict[_Name, dict[int, Result]] = {name: {} for name in decoders}
-    turns = in_turns(calls, range(len(chunks)), repeats)
+    turns = take_turns(calls, range(len(chunks)), repeats)
     total = len(decoders) * repeats * len(chunks)
     bar: Any = {"total": total, "desc": "measuring", "unit": "call", "leave": False}
     for name, repeat, place, (spent, result) in tqdm.tqdm(turns, **bar, disable=None, delay=2.0):

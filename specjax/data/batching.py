@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from specjax.checks import checked, whole_number
+from specjax.checks import check_number, whole_number
 from specjax.data.examples import Example
 from specjax.errors import UserError
 
@@ -98,7 +98,7 @@ class Batching:
     bucket_lengths: tuple[int, ...] = (16, 24, 32, 48, 96)
 
     def __post_init__(self) -> None:
-        lengths: Any = checked(
+        lengths: Any = check_number(
             "Batching: bucket_lengths", self.bucket_lengths, low=1, dtype=np.int32
         )
         if lengths.ndim != 1 or np.any(np.diff(lengths) < 1):

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from specjax.checks import check_path, listed
+from specjax.checks import check_path, join_names
 from specjax.data.seqio_tasks import task_rows
 from specjax.errors import MissingFileError, UserError
 
@@ -192,7 +192,7 @@ def look_up(
             if bar:
                 return default
             outer = ".".join(path.split(".")[:i]) or "the record"
-            has = listed(map(repr, value)) if isinstance(value, Mapping) else repr(value)[:60]
+            has = join_names(map(repr, value)) if isinstance(value, Mapping) else repr(value)[:60]
             # As an option, a default would be the whole text of each such record.
             remedy = (
                 f"give another field as {option}" if option else f"write {path}|text for a default"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from specjax.checks import check_part, shown, whole_number
+from specjax.checks import check_part, short_repr, whole_number
 from specjax.data.examples import (
     Example,
     SourceRecord,
@@ -93,7 +93,7 @@ class FewShot:
         for name in ("prompt", "completion", "references", "instruction", "separator"):
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name != "references"):
-                raise UserError(f"{name} must be a text, got {shown(value)}")
+                raise UserError(f"{name} must be a text, got {short_repr(value)}")
         if not self._templates[0].fields:
             raise UserError(
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "

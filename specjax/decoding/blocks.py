@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
-from specjax.checks import checked_scores
+from specjax.checks import check_scores
 from specjax.decoding.history import put_at
 from specjax.errors import UserError
 from specjax.platforms import rows_in_tiles
@@ -194,7 +194,7 @@ def score(
             else:
                 of_width = part_of(tree, 0, width)
                 returned = model.score_tree(params, cache, read_now, positions, of_width)
-        logits, hidden, updates = checked_scores(model, returned, read_now)
+        logits, hidden, updates = check_scores(model, returned, read_now)
         return *outputs(logits, hidden, read_now), updates
 
     like = jax.eval_shape(functools.partial(branch, full), tokens, positions)
@@ -344,7 +344,7 @@ def draw_after(judged: Judgement, uniforms: Array, chain: DraftBlock, bonus: Arr
     return jax.vmap(draw)(jnp.where(whole[:, None], bonus, judged.path.weights), uniforms)
 
 
-def emitted(tokens: Array, accepted: Array, next_token: Array) -> Array:
+def emit(tokens: Array, accepted: Array, next_token: Array) -> Array:
     """The accepted tokens of `tokens [B, G]`, then the next one; `[B, G + 1]`."""
     index = jnp.arange(tokens.shape[1] + 1)[None]
     padded = jnp.pad(tokens, ((0, 0), (0, 1)))

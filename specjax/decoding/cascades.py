@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.checks import check_count, check_part
-from specjax.decoding.blocks import Scored, emitted, powers_of_two, score
+from specjax.decoding.blocks import Scored, emit, powers_of_two, score
 from specjax.decoding.history import put_at, put_column
 from specjax.decoding.method import (
     Method,
@@ -429,7 +429,7 @@ class _FallbackCascade(PairMethod):
             standing = jnp.minimum(first, drafted.counts)
         p = jnp.take_along_axis(scored.p, standing[:, None, None], axis=1)[:, 0]
         next_token = jax.vmap(draw)(p, uniforms[:, -1])
-        tokens = emitted(drafted.tokens[:, :-1], standing, next_token)
+        tokens = emit(drafted.tokens[:, :-1], standing, next_token)
         read = jnp.arange(self.limit + 1)[None] <= drafted.counts[:, None]
         bad = (jnp.isnan(scored.p[..., 0]) & read).any(axis=1) & waiting
         passes = waiting.astype(jnp.int32)

@@ -27,7 +27,7 @@ from specjax.decoding.blocks import (
     draft_probs,
     drafted_sources,
     draw_after,
-    emitted,
+    emit,
     judge,
     last_token,
     node_counts,
@@ -352,7 +352,7 @@ class Round:
                 )
                 next_carry = jax.vmap(self.verification.next_carry)
                 carry = next_carry(judged.acceptance, chain, carry, accepted, next_token)
-        tokens = emitted(block.tokens, accepted, next_token)
+        tokens = emit(block.tokens, accepted, next_token)
 
         # Report: targets and statistics of what was emitted.
         last_target = jnp.where(whole[:, None], after.target, jax.vmap(row)(targets, accepted))
@@ -642,7 +642,7 @@ def _round_sources(block: DraftBlock, accepted: Array) -> Int32[Array, "B N"]:
     """The sources of a round's tokens, of which `accepted [B]` were drafted."""
     whole = jnp.where(block.num_drafted == 0, _NO_DRAFT, _BONUS)
     last = jnp.where(accepted < block.num_drafted, _RESIDUAL, whole)
-    return emitted(drafted_sources(block) + len(OWN), accepted, last)
+    return emit(drafted_sources(block) + len(OWN), accepted, last)
 
 
 def inner_sources(sources: Array) -> Array:

@@ -30,10 +30,10 @@ from specjax.checks import (
     check_path,
     check_static,
     one_number,
-    shown,
+    short_repr,
     whole_number,
 )
-from specjax.errors import UserError, shortened
+from specjax.errors import UserError, shorten
 from specjax.rules.target import entropy
 from specjax.types import DraftOutcome, Drawn, Params, Stopping
 from specjax.types.pytrees import where_rows
@@ -80,7 +80,7 @@ class _Threshold(Stopping):
             one_number(name, self.threshold, low=0.0, high=self._high)
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
-        return dataclasses.replace(self, threshold=None), traced(self, "threshold")
+        return dataclasses.replace(self, threshold=None), as_param(self, "threshold")
 
     def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
         return self._ends(drawn.confidences, _numbers(self, params)), state
@@ -195,7 +195,7 @@ class ConfidenceEstimate(Estimate):
                 one_number(f"ConfidenceEstimate: {name}", getattr(self, name))
 
     def bind(self, head: Any = None) -> tuple[Estimate, Params]:
-        numbers = traced(self, "slope"), traced(self, "offset")
+        numbers = as_param(self, "slope"), as_param(self, "offset")
         return dataclasses.replace(self, slope=None, offset=None), numbers
 
     def feature(self, params: Params, carry: Any, drawn: Drawn) -> tuple[Array, Any]:
@@ -354,7 +354,7 @@ def confidence_log_odds(confidences: Array) -> Array:
     return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
 
 
-def traced(part: Any, name: str) -> Float32[Array, ""]:
+def as_param(part: Any, name: str) -> Float32[Array, ""]:
     """A number of a policy or an estimate as a parameter; `bind` leaves None in its place."""
     value = getattr(part, name)
     if value is None:
@@ -454,7 +454,7 @@ class Survival(OnEstimate):
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         estimate, numbers = self.estimate.bind(head)
         bound = dataclasses.replace(self, estimate=estimate, threshold=None)
-        return bound, EstimateParams(traced(self, "threshold"), numbers)
+        return bound, EstimateParams(as_param(self, "threshold"), numbers)
 
     def remember(self, params: Params, rows: int, longest: int) -> Any:
         return self.estimate.remember(_numbers(self, params).estimate, rows)
@@ -596,7 +596,7 @@ class Budget(WeighsTokens):
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:
         estimate, numbers = self.estimate.as_chance().bind(head)
-        traced(self, "tokens")  # checks it
+        as_param(self, "tokens")  # checks it
         bound = dataclasses.replace(self, tokens=None, estimate=estimate)
         return bound, EstimateParams(jnp.int32(self.tokens), numbers)
 
@@ -740,7 +740,7 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
         values = json.loads(place.read_bytes())
     except OSError as error:
         reason = error.strerror or str(error)
-        raise type(error)(shortened(f"{place} cannot be read ({reason}): {_HOW}")) from None
+        raise type(error)(shorten(f"{place} cannot be read ({reason}): {_HOW}")) from None
     except (ValueError, RecursionError):
         raise UserError(f"{place} is not a JSON file: {_HOW}") from None
     if not isinstance(values, dict) or "format" not in values:
@@ -935,7 +935,7 @@ def check_needs_no_params(policy: Stopping, vocab_size: int, width: int) -> None
     except (TypeError, LookupError, AttributeError) as error:  # of () where it expects arrays
         name = type(policy).__name__
         raise UserError(
-            f"stopping={shown(policy)} has no params, and {name} fails without: "
+            f"stopping={short_repr(policy)} has no params, and {name} fails without: "
             f"{' '.join(str(error).split())[:200]}: give the arrays that its methods read as "
             f"`params`, stopping=WithParams({name}(...), params)"
         ) from error

@@ -56,7 +56,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checks import listed
+from specjax.checks import join_names
 from specjax.errors import UserError
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -335,7 +335,7 @@ class ModelConfig(abc.ABC):
         fields = [f.name for f in dataclasses.fields(self)]
         if unknown := sorted(set(changes) - set(fields)):
             raise UserError(
-                f"{type(self).__name__} has no field {listed(unknown)}; its fields are "
+                f"{type(self).__name__} has no field {join_names(unknown)}; its fields are "
                 f"{', '.join(fields)}"
             )
         return dataclasses.replace(self, **changes)

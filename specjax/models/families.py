@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.checks import listed
+from specjax.checks import join_names
 from specjax.errors import UserError
 from specjax.models.config import ModelConfig, kinds_of
 from specjax.models.family import Family
@@ -116,7 +116,9 @@ def _from_fields(kind: Any, values: Mapping[str, Any]) -> Any:
         "missing": sorted(n for n, required in fields.items() if required and n not in values),
     }
     if any(wrong.values()):
-        faults = (f"{problem} fields {listed(names)}" for problem, names in wrong.items() if names)
+        faults = (
+            f"{problem} fields {join_names(names)}" for problem, names in wrong.items() if names
+        )
         raise UserError("; ".join(faults))
     parts = {
         name: _from_fields(_kind_of(part, values[name]), values[name])

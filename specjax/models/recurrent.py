@@ -102,7 +102,7 @@ def empty_memory(
     return RecurrentMemory(layers, jnp.zeros(rows, jnp.int32))
 
 
-def continued(
+def continue_memory(
     memory: RecurrentMemory, positions: Int32[Array, " B"], counts: Int32[Array, " B"] | int
 ) -> tuple[tuple[DeltaPast, ...], RecurrentMemory]:
     """The pasts of blocks of `counts` tokens, and the memory after them, still without layers.

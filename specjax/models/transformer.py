@@ -44,7 +44,7 @@ from specjax.models.recurrent import (
     DeltaPast,
     GatedDeltaNet,
     RecurrentMemory,
-    continued,
+    continue_memory,
     empty_memory,
 )
 from specjax.platforms import traced_program
@@ -258,7 +258,7 @@ class Stack(nn.Module):
             if recurrent is None:  # nothing follows
                 recurrent = empty_memory(self.style.deltas, x.shape[0], 0, x.dtype)
             counted = length if counts is None else counts
-            remembered, recurrent = continued(recurrent, start, counted)
+            remembered, recurrent = continue_memory(recurrent, start, counted)
             for i, of_layer in zip(others, remembered, strict=True):
                 pasts[i] = of_layer
         encoded: list[Segment | None] = [None] * len(biases)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Int, Int32
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
-from specjax.checks import require, shown
+from specjax.checks import require, short_repr
 from specjax.errors import UserError
 from specjax.processors.caches import bounded_cache
 
@@ -119,7 +119,7 @@ def plain_expression(pattern: str, *, ascii_only: bool = False, name: str | None
 
 
 def _name_of(pattern: str) -> str:
-    return f"pattern {shown(pattern)}"
+    return f"pattern {short_repr(pattern)}"
 
 
 class _RefusedError(Exception):

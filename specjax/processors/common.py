@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
-from specjax.checks import checked
+from specjax.checks import check_number
 from specjax.errors import UserError
 from specjax.types import Params, Processor
 
@@ -34,8 +34,8 @@ def padded_ids(ids: Iterable[int], rest: int) -> np.ndarray:
 
 
 def check_strength(of: Processor, name: str, **span: Any) -> None:
-    """Fixes the dtype of a strength, see `checks.checked`; its name in messages is gin's."""
-    value = checked(f"{type(of).__name__}.{name}", getattr(of, name), **span)
+    """Fixes the dtype of a strength, see `check_number`; its name in messages is gin's."""
+    value = check_number(f"{type(of).__name__}.{name}", getattr(of, name), **span)
     object.__setattr__(of, name, value)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from specjax.checks import checked
+from specjax.checks import check_number
 from specjax.errors import UserError
 from specjax.processors.byte_automata import FAR, byte_automaton
 from specjax.processors.caches import Identity, bounded_cache
@@ -160,7 +160,7 @@ def _in_words(texts: tuple[str, ...]) -> str:
 
 
 def _check_which(which: Any, languages: Sequence[str]) -> Any:
-    return checked("which", which, low=0, high=len(languages) - 1, dtype=jnp.int32)
+    return check_number("which", which, low=0, high=len(languages) - 1, dtype=jnp.int32)
 
 
 def _bind(source: str, patterns: Any, which: Any, model: Any) -> tuple[Processor, Params]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from specjax.checks import require, shown
+from specjax.checks import require, short_repr
 from specjax.errors import UserError
 from specjax.processors.byte_automata import (
     MOST_CHARACTERS,
@@ -119,7 +119,7 @@ def schema_text(schema: Any) -> str:
         remedy = f": write {call}" if hasattr(schema, "model_json_schema") else ""
         raise UserError(
             f"schema must be like {{'type': 'integer'}}, a text, or a tuple of such, got "
-            f"{shown(schema)}{remedy}"
+            f"{short_repr(schema)}{remedy}"
         )
     parts: list[str] = []
     length = 0
@@ -144,7 +144,7 @@ def schema_text(schema: Any) -> str:
 def _as_dict(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise UserError(f"it has {shown(value)}")
+    raise UserError(f"it has {short_repr(value)}")
 
 
 def schema_pattern(schema: str, whitespace: str | None = None, name: str = "schema") -> str:
@@ -201,7 +201,7 @@ def _finite(text: str) -> float:
 
 
 def _checked_space(whitespace: str) -> str:
-    name = f"whitespace {shown(whitespace)}"
+    name = f"whitespace {short_repr(whitespace)}"
     space, steps = _plain_part(whitespace, name)
     others = [byte for byte in range(256) if byte not in _SPACES]
     if (steps[:, others] >= 0).any():
@@ -355,7 +355,7 @@ def _deciding(schema: Any, where: str) -> str:
 
 
 def _string_pattern(written: str, where: str) -> str:
-    name = f"{where} {shown(written)}"
+    name = f"{where} {short_repr(written)}"
     try:
         pattern, steps = _plain_part(written, name)
     except ValueError as error:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
-from specjax.checks import checked
+from specjax.checks import check_number
 from specjax.errors import UserError
 from specjax.processors.common import (
     Unbound,
@@ -99,7 +99,7 @@ class LogitBias(Unbound):
                     f"SuppressTokens(({i},))"
                 )
         values = [
-            checked(f"LogitBias.bias[{i}]", value, open_low=True, open_high=True)
+            check_number(f"LogitBias.bias[{i}]", value, open_low=True, open_high=True)
             for i, value in pairs
         ]
         object.__setattr__(self, "bias", dict(zip(ids, values, strict=True)))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from specjax.checks import check_part, checked
+from specjax.checks import check_number, check_part
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling.draws import Weights, residual_mass, total
@@ -76,7 +76,7 @@ NATS = 100.0
 
 
 class Span(NamedTuple):
-    """A range, as `checks.checked` takes it."""
+    """A range, as `check_number` takes it."""
 
     low: float = -np.inf
     high: float = np.inf
@@ -114,12 +114,12 @@ class Spans:
 
     def __post_init__(self) -> None:
         for name, span in self.spans.items():
-            value = checked(name, getattr(self, name), **span.valid._asdict())
+            value = check_number(name, getattr(self, name), **span.valid._asdict())
             object.__setattr__(self, name, value)
             if span.useful is not None and isinstance(value, np.ndarray):
                 finite = np.where(np.isinf(value), np.float32(span.useful.high), value)
                 try:
-                    checked(f"{type(self).__name__}: {name}", finite, **span.useful._asdict())
+                    check_number(f"{type(self).__name__}: {name}", finite, **span.useful._asdict())
                 except ValueError as error:
                     _warn_once(str(error).replace(" must ", " should "))
 

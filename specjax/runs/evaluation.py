@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from specjax.checks import check_part, check_path, listed, tuple_text
+from specjax.checks import check_part, check_path, join_names, tuple_text
 from specjax.data.examples import (
     SourceRecord,
     check_no_fields,
@@ -113,7 +113,7 @@ def read_predictions(
         if not isinstance(record.get(prediction_field, 0), str | None):
             raise UserError(
                 f"{name}:{number}: {prediction_field!r} must be a text or null; the line has "
-                f"{listed(f'{key}={value!r:.40}' for key, value in record.items())}"
+                f"{join_names(f'{key}={value!r:.40}' for key, value in record.items())}"
             )
         records.append(record)
     if all(rows_lib.CHECKSUM in record for record in records):
@@ -257,9 +257,9 @@ class Likelihood:
         # Imported here, because other scores need no models.
         from specjax.text import TextModel, load_text_model
         from specjax.text.directories import check_model_path, real_path
-        from specjax.text.requests import checked_chat
+        from specjax.text.requests import chat_options
 
-        self._options = checked_chat("chat", chat)
+        self._options = chat_options("chat", chat)
         for run in runs:
             if None in run.inputs:
                 raise UserError(

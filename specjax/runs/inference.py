@@ -53,9 +53,9 @@ from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
 from specjax.text import Decoder, TextModel
 from specjax.text.directories import shown_path
 from specjax.text.passes import costs_file
-from specjax.text.requests import check_truncate, checked_chat
+from specjax.text.requests import chat_options, check_truncate
 from specjax.text.results import NanWarning, Shown, has_colours, split
-from specjax.text.setting import measured_costs
+from specjax.text.setting import use_costs
 from specjax.writing import append
 
 
@@ -136,7 +136,7 @@ def infer(
       UserError: the source is unreadable, none of its inputs can be decoded, or the output
         directory has another run.
     """
-    chat = (chosen := checked_chat("chat", chat)) or chosen is not None
+    chat = (chosen := chat_options("chat", chat)) or chosen is not None
     check_flag("allow_other_environment", allow_other_environment)
     check_flag("sources", sources)
     sources = whole_number("show", show, low=0) > 0 or sources
@@ -266,7 +266,7 @@ def tokens_of(
     decoder: Decoder, text: str, name: str, *, chat: bool | Mapping[str, Any], truncate: str | None
 ) -> np.ndarray:
     """The tokens of an input, whose name is for messages; see `infer` for `chat`, `truncate`."""
-    options = checked_chat("chat", chat)
+    options = chat_options("chat", chat)
     said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]
     return decoder.encode(said, name, truncate=truncate, chat_template_kwargs=options)
 
@@ -281,7 +281,7 @@ def _decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
     decoder = None
     if run.kept and path.exists():
         # If this decoder differs and cannot take the costs, claim() reports the difference.
-        with contextlib.suppress(TypeError, ValueError), measured_costs(read_costs(path)):
+        with contextlib.suppress(TypeError, ValueError), use_costs(read_costs(path)):
             decoder = make()
     decoder = make() if decoder is None else decoder
     rows, partitioner = decoder.batch_size, decoder.method.partitioner

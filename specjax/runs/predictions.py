@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import shown
+from specjax.checks import short_repr
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.text.results import COUNTS, DraftAcceptance, Row, finite
@@ -141,7 +141,7 @@ def _find_fault(record: Record) -> str | None:
         values |= {f"info.{name}": value for name, value in info.items()}
     for name, kind in _KINDS.items():
         if name in values and not _fits(values[name], kind):
-            return f"{name!r} cannot be {shown(values[name])}"
+            return f"{name!r} cannot be {short_repr(values[name])}"
     for name in ("id", "inputs", "prediction", *(() if "error" in values else _DECODED)):
         if name not in values:
             return f"the row has no {name!r}"

@@ -54,7 +54,7 @@ def _distribution_at(logits: Array, temperature: Array) -> Array:
 
 
 def _drawn_at(logits: Array, temperature: Array, uniform: Array) -> tuple[Array, Array]:
-    return drawn_plainly(logits, Sampling(temperature), uniform)
+    return draw_plainly(logits, Sampling(temperature), uniform)
 
 
 def _check_position(logits: Array, sampling: Sampling) -> None:
@@ -73,7 +73,7 @@ def distribution_plainly(logits: Float[Array, " V"], sampling: Sampling) -> Floa
     return _probs(parts, mass, first)
 
 
-def drawn(
+def draw_from_logits(
     logits: Float[Array, " V"],
     sampling: Sampling,
     uniform: Float32[Array, "*U"],
@@ -88,7 +88,7 @@ def drawn(
       uniform: see `draw`.
     """
     if not _has_kernel(logits, sampling) or uniform.ndim == 0:
-        return drawn_plainly(logits, sampling, uniform)
+        return draw_plainly(logits, sampling, uniform)
     return on_one_tpu(
         *_unfiltered(logits, sampling),
         uniform,
@@ -97,7 +97,7 @@ def drawn(
     )
 
 
-def drawn_plainly(
+def draw_plainly(
     logits: Float[Array, " V"],
     sampling: Sampling,
     uniform: Float32[Array, "*U"],

@@ -47,9 +47,9 @@ from specjax.text.teacher_forcing import (
     KnownTexts,
     batches,
     check_read,
+    decode_texts,
     read,
     rows_at_once,
-    written,
 )
 from specjax.types import Drawn, LanguageModel, Params, Rule, Sampling, Stopping
 
@@ -131,7 +131,7 @@ def estimate(
         decoder_options = {**(options or {}), "batch_size": batch_size}
         decoder = Decoder(models, setting.verifier_alone, **decoder_options)
         tell(f"the verifier decodes {len(prompts)} prompts at temperature {key[0]:g} ...")
-        texts[key] = written(decoder, prompts, seed=seed)
+        texts[key] = decode_texts(decoder, prompts, seed=seed)
     return expect(models, texts, settings, draws=draws, seed=seed, tell=tell)
 
 

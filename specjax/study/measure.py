@@ -333,7 +333,7 @@ def measure(setting: Setting, bench: Bench) -> Measured:
             # A text gets both orders over its repeats and seeds.
             order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
             sides = {k: functools.partial(readers[k].timed, seed) for k in order}
-            for k, _, j, (spent, result) in in_turns(sides, chunks, 1):
+            for k, _, j, (spent, result) in take_turns(sides, chunks, 1):
                 seconds[k][i, repeat, j] = spent
                 results[k][i][j] = result
         rows = []
@@ -382,7 +382,7 @@ class _Reader:
         arguments = self._arguments(chunk, seed)
         for _ in range(_TRIES):
             with count_compilations() as counts:
-                spent, result = timed(lambda: self._decoder(**arguments, progress=False))
+                spent, result = time_call(lambda: self._decoder(**arguments, progress=False))
             if not counts.compiled + counts.read:
                 break
         return spent, result
@@ -404,7 +404,7 @@ def tell(text: str) -> None:
     print(f"specjax: {text}", file=sys.stderr, flush=True)
 
 
-def in_turns(
+def take_turns(
     sides: Mapping[_Side, Callable[[_Part], _Result]], parts: Sequence[_Part], repeats: int
 ) -> Iterator[tuple[_Side, int, int, _Result]]:
     """Calls all sides on each part of the work before the next part, in alternating order.
@@ -421,7 +421,7 @@ def in_turns(
                 yield name, repeat, i, sides[name](part)
 
 
-def timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
+def time_call(call: Callable[[], _Result]) -> tuple[float, _Result]:
     """Returns the seconds of a call, and its result."""
     begin = time.perf_counter()
     result = call()

@@ -11,7 +11,7 @@ from specjax.data.few_shot import FewShot, read_inputs
 from specjax.errors import UserError
 from specjax.evaluation.sandbox import Problem, check_problems, read_problems
 from specjax.runs.evaluation import read_references
-from specjax.text.requests import check_truncate, checked_chat
+from specjax.text.requests import chat_options, check_truncate
 
 PathLike = str | os.PathLike[str]
 
@@ -54,7 +54,7 @@ class Prompting:
     task: FewShot | None = None
 
     def __post_init__(self) -> None:
-        checked_chat("chat", self.chat)
+        chat_options("chat", self.chat)
         check_truncate(self.truncate)
 
 

@@ -21,7 +21,7 @@ import tqdm
 from jaxtyping import Int32
 
 from specjax import environment
-from specjax.checks import check_count, check_flag, options_of, shown, whole_number
+from specjax.checks import check_count, check_flag, options_of, short_repr, whole_number
 from specjax.compilation import compile_seconds
 from specjax.decoding.cascades import PairMethod
 from specjax.decoding.speculative import Speculative
@@ -135,7 +135,7 @@ class Decoder:
         self.batch_size = whole_number("batch_size", batch_size, low=1)
         lengths = None if buckets is None else requests_lib.check_buckets(buckets)
         self.stop = check_stops(stop)
-        self.chat_template_kwargs = requests_lib.checked_template_kwargs(chat_template_kwargs)
+        self.chat_template_kwargs = requests_lib.template_options(chat_template_kwargs)
         given = {
             "rule": rule,
             "verification": verification,
@@ -570,7 +570,7 @@ class Decoder:
         self, sampling: Sampling | None, processors: Any, rule: Rule | None
     ) -> tuple[Sampling, Params]:
         """The sampling with bound processors, and the method's parameters with their arrays."""
-        base = self.sampling if sampling is None else requests_lib.checked_sampling(sampling)
+        base = self.sampling if sampling is None else requests_lib.as_sampling(sampling)
         in_sampling = None if sampling is None else base.processors
         if processors is not None and in_sampling is not None:
             raise UserError("processors must be given once: here or in sampling")
@@ -601,7 +601,7 @@ class Decoder:
     def _encoded(
         self, prompt: Prompt, name: str, more: Mapping[str, Any] | None = None
     ) -> np.ndarray:
-        options = {**self.chat_template_kwargs, **requests_lib.checked_template_kwargs(more)}
+        options = {**self.chat_template_kwargs, **requests_lib.template_options(more)}
         return requests_lib.encode(prompt, name, self.method.vocab_size, self.tokenizer, options)
 
     def _groups(self, call: "_Call") -> list[Group]:
@@ -784,11 +784,11 @@ def _setting_of(setting: Any, given: dict[str, Any]) -> Setting:
     """The setting, or that of the short form."""
     if setting is not None:
         if not isinstance(setting, Setting):
-            raise UserError(f"setting must be Setting(...), got {shown(setting)}")
+            raise UserError(f"setting must be Setting(...), got {short_repr(setting)}")
         if given:
             raise UserError(f"{next(iter(given))} must be left out: the setting has it")
         return setting
-    sampling = requests_lib.checked_sampling(given.pop("sampling", None))
+    sampling = requests_lib.as_sampling(given.pop("sampling", None))
     if sampling.processors is not None:
         if "processors" in given:
             raise UserError("processors must be given once: here or in sampling")
@@ -886,7 +886,7 @@ class Chat:
 
 
 def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
-    merged = {**options, **requests_lib.checked_template_kwargs(more)}
+    merged = {**options, **requests_lib.template_options(more)}
     if merged.get("continue_final_message"):
         raise UserError(
             "continue_final_message must be left out of a chat: call decoder([messages])"
@@ -897,6 +897,6 @@ def _merged(options: Mapping[str, Any], more: Any) -> dict[str, Any]:
 def _message(role: str, text: Any) -> dict[str, str]:
     name = "the message" if role == "user" else role
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{name} must be a text that is not empty, got {shown(text)}")
+        raise UserError(f"{name} must be a text that is not empty, got {short_repr(text)}")
     requests_lib.check_unicode(text, name)
     return {"role": role, "content": text}

@@ -371,7 +371,7 @@ class Engine:
             request = dataclasses.replace(request, id=next_id)
         if request.stop is not None:
             request = dataclasses.replace(request, stop=check_stops(request.stop))
-        original, drawn = request, requests_lib.checked_sampling(request.sampling)
+        original, drawn = request, requests_lib.as_sampling(request.sampling)
         if drawn.processors is not None:
             # The engine has their arrays already.
             bound, _ = requests_lib.bind_processors(drawn.processors, self._model)

@@ -17,7 +17,14 @@ import numpy as np
 from jaxtyping import Int32
 
 from specjax import rules
-from specjax.checks import check_flag, check_part, check_static, options_of, shown, whole_number
+from specjax.checks import (
+    check_flag,
+    check_part,
+    check_static,
+    options_of,
+    short_repr,
+    whole_number,
+)
 from specjax.decoding import Method
 from specjax.errors import UserError
 from specjax.memory import nbytes
@@ -153,7 +160,7 @@ def encode(
         hint = " (give a single prompt as a list: [prompt])" if single else ""
         raise UserError(
             f"{name} must be a text, a list of token ids or a list of chat messages, got "
-            f"{shown(prompt)}{hint}"
+            f"{short_repr(prompt)}{hint}"
         )
     if ids is prompt and isinstance(tokenizer, Tokenizer):
         warn_of_two_bos(tokenizer, array, "remove one")
@@ -199,7 +206,7 @@ def check_truncate(truncate: Any) -> None:
         raise UserError(f"truncate must be None, 'end' or 'beginning', got {truncate!r}")
 
 
-def checked_template_kwargs(options: Any) -> dict[str, Any]:
+def template_options(options: Any) -> dict[str, Any]:
     """Returns a plain copy of the options of a chat template; {} for None."""
     if options is None:
         return {}
@@ -213,13 +220,13 @@ def checked_template_kwargs(options: Any) -> dict[str, Any]:
     return plain("chat_template_kwargs", dict(options))
 
 
-def checked_chat(name: str, chat: Any) -> dict[str, Any] | None:
+def chat_options(name: str, chat: Any) -> dict[str, Any] | None:
     """Returns the options of the chat template for inputs that are messages, or None for texts.
 
     `chat`, which is `name` in messages, says whether inputs are messages, or is these options.
     """
     if isinstance(chat, Mapping):
-        return checked_template_kwargs(chat)
+        return template_options(chat)
     if not isinstance(chat, bool):
         raise UserError(
             f"{name} must be True or False, or options of the chat template such as "
@@ -235,7 +242,8 @@ def check_buckets(buckets: Any) -> tuple[int, ...]:
     whole = numbers and all(x >= 1 and float(x).is_integer() for x in lengths)
     if not lengths or not whole or any(a >= b for a, b in itertools.pairwise(lengths)):
         raise UserError(
-            f"buckets must be increasing lengths in tokens, such as (64, 128), got {shown(buckets)}"
+            "buckets must be increasing lengths in tokens, such as (64, 128), got "
+            f"{short_repr(buckets)}"
         )
     return tuple(map(int, lengths))
 
@@ -249,7 +257,7 @@ def check_decoding(options: Mapping[str, Any]) -> None:
         whole_number(name, options.get(name, 1), low=1)
 
 
-def checked_sampling(value: Any) -> Sampling:
+def as_sampling(value: Any) -> Sampling:
     """Returns a checked `Sampling`, by default at temperature 1."""
     if not isinstance(value, Sampling | None):
         raise UserError(f"sampling must be Sampling(temperature=...), got {value!r}")
@@ -401,7 +409,7 @@ def _one_or_each(name: str, value: Any, count: int) -> np.ndarray:
     except (TypeError, ValueError):  # a key, or lists of different lengths
         array = np.asarray("")
     if array.dtype.kind in "US":
-        raise UserError(f"{name} must be a number, or a number per prompt, got {shown(value)}")
+        raise UserError(f"{name} must be a number, or a number per prompt, got {short_repr(value)}")
     if array.shape not in ((), (count,)):
         raise UserError(
             f"{name} has shape {list(array.shape)}, but there are {count} prompts: give a single "
@@ -470,7 +478,7 @@ class Prefix:
                 ids = isinstance(self.prompt[0], int | np.integer)
                 kind = "a list of token ids" if ids else "a list of messages"
             raise UserError(
-                f"{name} must be {kind}, because the prefix is {kind}, got {shown(prompt)}"
+                f"{name} must be {kind}, because the prefix is {kind}, got {short_repr(prompt)}"
             )
         if isinstance(prompt, np.ndarray):
             return np.concatenate([self.prompt, prompt])

@@ -18,11 +18,11 @@ import numpy as np
 from specjax import rules
 from specjax.checks import (
     check_flag,
+    check_number,
     check_part,
     check_static,
-    checked,
     options_of,
-    shown,
+    short_repr,
     whole_number,
 )
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
@@ -148,13 +148,13 @@ class Setting:
             raise UserError(f"drafter must be the name of a model, got {self.drafter!r}")
         check_flag("process_drafts", self.process_drafts)
         if self.widths is not None:
-            widths = checked("widths", self.widths, low=1, dtype=np.int32)
+            widths = check_number("widths", self.widths, low=1, dtype=np.int32)
             put("widths", tuple(widths.reshape(-1).tolist()))
         if isinstance(self.costs, Mapping) and self.costs.keys() >= {"rows", "widths", "draft"}:
             put("costs", Costs.of(self.costs))
         if not isinstance(self.costs, Costs | None):
             raise UserError(
-                f"costs must be drafting.read_costs(FILE) or None, got {shown(self.costs)}"
+                f"costs must be drafting.read_costs(FILE) or None, got {short_repr(self.costs)}"
             )
         processors = [value for value, _ in checked_processors(self.processors)]
         put("processors", tuple(_plain("processors", value) for value in processors))
@@ -174,7 +174,7 @@ class Setting:
         given = self.given
         for name, why in self.left_out.items():
             if name in given:
-                raise MisfitError(f"{name} must be left out: {why}, got {shown(given[name])}")
+                raise MisfitError(f"{name} must be left out: {why}, got {short_repr(given[name])}")
         if "drafter" not in self._named_drafters():
             put("drafter", "drafter")
         if self.method is None and self.part("verification") == self._usual_verification:
@@ -350,8 +350,8 @@ class Setting:
         for name, part in (*parts, *(("processors", one) for one in self.processors)):
             if not isinstance(part, str | None):
                 raise UserError(
-                    f"{name}={shown(part)} has no text: its arguments must be numbers, texts and "
-                    "parts, and a class of your own must be given to specjax.register_part"
+                    f"{name}={short_repr(part)} has no text: its arguments must be numbers, texts "
+                    "and parts, and a class of your own must be given to specjax.register_part"
                 )
         if self.costs is not None:
             values["costs"] = dataclasses.asdict(self.costs)
@@ -441,7 +441,7 @@ def _check_fit(setting: Setting) -> None:
         _check_parts(setting)
     except UserError as error:
         given = {name: value for name, value in setting.given.items() if name not in DRAWN}
-        named = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+        named = ", ".join(f"{name}={short_repr(value)}" for name, value in given.items())
         together = f"{named} cannot be combined: " if len(given) > 1 else ""
         raise MisfitError(f"{together}{error}") from None
 
@@ -519,7 +519,7 @@ def build(
         check_names(named, ("drafter",), _drafting(setting))
         pair = Pair(named["drafter"], main)
         if setting.costs is not None and setting.stopping is None:
-            length = chosen_length(setting.costs, pair, rows, setting.temperature)
+            length = choose_length(setting.costs, pair, rows, setting.temperature)
             if not length.max_draft:  # no draft is verified
                 return dataclasses.replace(_alone(main, None), length=length)
             setting = dataclasses.replace(setting, max_draft=length.max_draft, costs=None)
@@ -602,7 +602,7 @@ def _own_method(
 def _drafting(setting: Setting) -> str:
     if setting.drafting is None:
         return "decoding with several models"
-    return f"drafting={shown(setting.drafting)}"
+    return f"drafting={short_repr(setting.drafting)}"
 
 
 def _check_parts(setting: Setting) -> None:
@@ -691,7 +691,7 @@ _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("cos
 
 
 @contextlib.contextmanager
-def measured_costs(costs: Costs) -> Iterator[None]:
+def use_costs(costs: Costs) -> Iterator[None]:
     """A `Decoder` made in this context uses these costs, if they belong to its pair."""
     token = _known_costs.set(costs)
     try:
@@ -727,7 +727,7 @@ def _with_costs(
     return dataclasses.replace(setting, stopping=policy), costs
 
 
-def chosen_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> DraftLength:
+def choose_length(costs: Costs, pair: Pair, rows: int, temperature: Any) -> DraftLength:
     """Chooses the length of a pair's drafts, up to the longest that `costs` were measured with.
 
     Raises:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from specjax.checks import shown, whole_number
+from specjax.checks import short_repr, whole_number
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling.distributions import confidence, distribution, log_distribution
-from specjax.text.requests import check_unicode, checked_sampling, encode
+from specjax.text.requests import as_sampling, check_unicode, encode
 from specjax.text.results import Row, TopTokens
 from specjax.text.text_models import TextModel
 from specjax.types import Cache, LanguageModel, Params, Prompts, Sampling
@@ -209,7 +209,7 @@ def score(
     top: int | None,
 ) -> OutputScores:
     """Returns the scores of outputs; see `Decoder.score`."""
-    drawn = checked_sampling(sampling)
+    drawn = as_sampling(sampling)
     if drawn.processors is not None or any(map(np.ndim, jax.tree.leaves(drawn))):
         raise UserError(
             f"sampling must have no processors and a single value per field, got {drawn}"
@@ -265,7 +265,7 @@ def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarr
     if not several or len(outputs) != count:
         raise UserError(
             f"outputs must be {count} texts, lists of token ids or rows, one for each prompt, got "
-            f"{shown(outputs)}: repeat a prompt for several outputs"
+            f"{short_repr(outputs)}: repeat a prompt for several outputs"
         )
     return [_output_tokens(model, output, f"output {i}") for i, output in enumerate(outputs)]
 
@@ -279,12 +279,13 @@ def _output_tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
         ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
     elif not isinstance(output, Sequence | np.ndarray):
         raise UserError(
-            f"{name} must be a text, a list of token ids or a row of a result, got {shown(output)}"
+            f"{name} must be a text, a list of token ids or a row of a result, got "
+            f"{short_repr(output)}"
         )
     return encode(ids, name, model.model.vocab_size)
 
 
-def written(
+def decode_texts(
     decoder: Callable[..., Iterable[Row]],
     prompts: Sequence[np.ndarray],
     *,

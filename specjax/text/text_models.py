@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from specjax.acceptance_head import Head
-from specjax.checks import check_static, listed
+from specjax.checks import check_static, join_names
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.fingerprints import digest
@@ -242,7 +242,7 @@ class Pair:
         """The model named drafter."""
         if "drafter" not in self.named:
             raise UserError(
-                f"there is no drafter, only {listed(self.named)}: load both models, or let the "
+                f"there is no drafter, only {join_names(self.named)}: load both models, or let the "
                 'verifier draft for itself with drafting="Lookup()"'
             )
         return self.named["drafter"]

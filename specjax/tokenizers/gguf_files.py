@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checks import one_line, require, shown
+from specjax.checks import one_line, require, short_repr
 from specjax.errors import UserError
 from specjax.tokenizers.model_files import CHAT_TEMPLATE, GENERATION_FILE, write_json
 from specjax.tokenizers.transformers_classes import QWEN2
@@ -143,7 +143,7 @@ class Header(NamedTuple):
     def wrong(self, key: str, wanted: str) -> UserError:
         value = self.metadata.get(key)
         value = value[:20].tolist() if isinstance(value, np.ndarray) else value
-        got = "and is missing" if value is None else f"got {shown(value)}"
+        got = "and is missing" if value is None else f"got {short_repr(value)}"
         return UserError(f"{self.file}: {key[:80]} must be {wanted}, {got}")
 
     def refuse_others(
@@ -199,9 +199,9 @@ def _parse(file: Path) -> Header:
         for x in reader.tensors:
             shape = tuple(x.shape[::-1].tolist())
             if not 0 < len(shape) < 5 or 0 in shape:
-                raise ValueError(f"{shown(x.name)} has shape {shape}")
+                raise ValueError(f"{short_repr(x.name)} has shape {shape}")
             if x.data_offset < reader.data_offset:
-                raise ValueError(f"{shown(x.name)} is at byte {x.data_offset}, in the header")
+                raise ValueError(f"{short_repr(x.name)} is at byte {x.data_offset}, in the header")
             tensors[x.name] = Tensor(shape, x.tensor_type, x.data_offset, x.n_bytes)
         metadata = {key: _value(x) for key, x in reader.fields.items()}
     except EOFError:
@@ -224,7 +224,7 @@ def _parse(file: Path) -> Header:
 def _value(field: Any) -> Any:
     kinds = [kind.name for kind in field.types]
     if len(kinds) > 2:
-        raise ValueError(f"{shown(field.name)} is a list of lists")
+        raise ValueError(f"{short_repr(field.name)} is a list of lists")
     if kinds[0] != "ARRAY" or kinds[-1] == "STRING":
         return field.contents()
     parts = [field.parts[i] for i in field.data]
@@ -342,7 +342,7 @@ def _config(header: Header) -> dict[str, Any]:
     architecture = header.read("general.architecture", _WORDS)
     if architecture not in MODEL_TYPES:
         raise UserError(
-            f"{header.file}: general.architecture={shown(architecture)} must be one of "
+            f"{header.file}: general.architecture={short_repr(architecture)} must be one of "
             f"{', '.join(MODEL_TYPES)}"
         )
     fields = _FIELDS | _OWN_FIELDS.get(architecture, {})
@@ -408,7 +408,8 @@ def _rope_scaling(header: Header, architecture: str, read: Any) -> dict[str, Any
         if kind != only or divisors is not None:
             keys = [x for name in _SCALING if (x := f"{architecture}.{name}") in header.metadata]
             raise UserError(
-                f"{header.file}: {', '.join(f'{x}={shown(header.metadata[x])}' for x in keys)}: "
+                f"{header.file}: "
+                f"{', '.join(f'{x}={short_repr(header.metadata[x])}' for x in keys)}: "
                 f"of stretched positions only those of type {only!r} are read, without {DIVISORS}"
             )
         if kind == "linear":
@@ -457,7 +458,7 @@ def _tokenizer_json(header: Header) -> dict[str, Any]:
     named = header.read("tokenizer.ggml.pre", _WORDS, None)
     if named not in _STEPS:
         raise UserError(
-            f"{header.file}: tokenizer.ggml.pre={shown(named)} must be one of "
+            f"{header.file}: tokenizer.ggml.pre={short_repr(named)} must be one of "
             f"{', '.join(_STEPS)}; give tokenizer="
         )
     if header.read("tokenizer.ggml.add_space_prefix", _FLAG, False):

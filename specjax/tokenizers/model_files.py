@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.checks import shown
+from specjax.checks import short_repr
 from specjax.errors import MissingFileError, UserError
 
 SPECJAX_FILE = "specjax.json"
@@ -95,7 +95,7 @@ def special_ids_from_json(values: dict[str, Any], source: Path) -> SpecialIds:
 
     def checked(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-            raise UserError(f"{source}: {name}={shown(value)} must be a token id")
+            raise UserError(f"{source}: {name}={short_repr(value)} must be a token id")
         return value
 
     def single(name: str) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.checks import shown
+from specjax.checks import short_repr
 from specjax.errors import UserError
 from specjax.tokenizers.chat_template import read_chat_template
 from specjax.tokenizers.model_files import SPECJAX_FILE, SpecialIds, read_json_if_there, special_ids
@@ -70,7 +70,7 @@ def _check_types(path: str, name: str, values: Mapping[str, Any]) -> None:
         value = values.get(key)
         absent = value is None and name != "added_tokens.json"
         if not absent and not good(value):
-            raise UserError(f"{path}: {key}={shown(value)} must be {what}; restore the file")
+            raise UserError(f"{path}: {key}={short_repr(value)} must be {what}; restore the file")
 
 
 class TokenizerSettings:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.heads import save_draft_head
-from specjax.checks import check_flag, checked, one_number, whole_number
+from specjax.checks import check_flag, check_number, one_number, whole_number
 from specjax.data.batching import (
     Batching,
     BucketedBatches,
@@ -40,7 +40,7 @@ from specjax.training.teacher import (
     VerifierTexts,
     buckets_for,
     draw_pairs,
-    stored_pairs,
+    store_pairs,
 )
 from specjax.training.trainer import (
     EXPORT_DTYPES,
@@ -116,7 +116,7 @@ class DrafterRecipe:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), low=low))
         if self.boundaries is not None:
-            places: Any = checked("boundaries", self.boundaries, low=0, dtype=np.int32)
+            places: Any = check_number("boundaries", self.boundaries, low=0, dtype=np.int32)
             if places.ndim != 1 or not places.size:
                 raise UserError(
                     f"`boundaries` must be whole numbers such as (2, 4), got {self.boundaries!r}"
@@ -260,7 +260,7 @@ class VerifierBatches:
         for place, temperature in enumerate(self.temperatures):
             for start in range(0, len(self.prompts.tokens), size):
                 draw = functools.partial(self._draw, slice(start, start + size), temperature)
-                drawn = stored_pairs(self.run, (self.name, place, start // size), draw)
+                drawn = store_pairs(self.run, (self.name, place, start // size), draw)
                 parts += [each for i in range(len(drawn)) for each in drawn[i]]
         ends = set(self.verifier.tokenizer.eos_ids)
         if all(set(target.tolist()) <= ends for target in parts[1::2]):

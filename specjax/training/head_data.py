@@ -34,8 +34,8 @@ from specjax.text.teacher_forcing import (
     KnownTexts,
     batches,
     begin,
+    decode_texts,
     read_on,
-    written,
 )
 from specjax.training.losses import Total, masked_total
 from specjax.training.progress import say
@@ -312,7 +312,7 @@ class HeadData:
         )
         return label(
             self.pair,
-            written(decoder, prompts[start:end], seed=self.seed, ids=ids),
+            decode_texts(decoder, prompts[start:end], seed=self.seed, ids=ids),
             ids,
             temperature=settings.temperature,
             mixing=settings.mixing,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from specjax.checks import checked
+from specjax.checks import check_number
 from specjax.errors import UserError
 
 Logits = Float32[Array, "*B V"]
@@ -149,7 +149,7 @@ class Objective:
             "lk_eta": {"open_high": True},
         }
         for name, span in spans.items():
-            checked(f"Objective: {name}", getattr(self, name), low=0.0, **span)
+            check_number(f"Objective: {name}", getattr(self, name), low=0.0, **span)
         if self.divergence not in DIVERGENCES:
             raise UserError(
                 f"Objective: divergence must be one of {', '.join(DIVERGENCES)}, got "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float32, Int32, Key
 
-from specjax.checks import check_flag, checked
+from specjax.checks import check_flag, check_number
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.training.losses import Total
@@ -69,7 +69,7 @@ class AdamW:
             "floor": {"low": 0.0, "high": self.learning_rate},
         }
         for name, span in spans.items():
-            checked(f"AdamW: {name}", getattr(self, name), **span)
+            check_number(f"AdamW: {name}", getattr(self, name), **span)
         check_flag("AdamW: relative", self.relative)
         if self.decay not in DECAYS:
             raise UserError(f"AdamW: decay must be one of {', '.join(DECAYS)}, got {self.decay!r}")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
-from specjax.checks import check_path, checked, one_number, tuple_text, whole_number
+from specjax.checks import check_number, check_path, one_number, tuple_text, whole_number
 from specjax.compilation import jit
 from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.data.examples import Example
@@ -29,7 +29,7 @@ from specjax.models import ModelConfig, model_from_config
 from specjax.runs.inference import tokens_of
 from specjax.runs.run_directory import Key, RunDirectory, Store
 from specjax.text import Decoder, TextModel
-from specjax.text.requests import checked_chat
+from specjax.text.requests import chat_options
 from specjax.text.teacher_forcing import KnownRows, KnownTexts, batches, read, rows_at_once
 from specjax.tokenizers import Tokenizer
 from specjax.training.losses import Total, total_variation
@@ -78,7 +78,7 @@ class Teacher:
         for name, low in (("samples", 0), ("refresh_every", 1), ("accepted_draft", 1)):
             value = whole_number(f"Teacher: {name}", getattr(self, name), low=low)
             object.__setattr__(self, name, value)
-        checked("Teacher: on_policy_share", self.on_policy_share, low=0.0, high=1.0)
+        check_number("Teacher: on_policy_share", self.on_policy_share, low=0.0, high=1.0)
         if isinstance(self.accepted, str):
             raise UserError(
                 f"Teacher: accepted must be a tuple of names, got {self.accepted!r}; write "
@@ -124,7 +124,7 @@ class VerifierTexts:
         for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
             value = whole_number(f"{kind}: {name}", getattr(self, name), low=1)
             object.__setattr__(self, name, value)
-        checked_chat(f"{kind}: chat", self.chat)
+        chat_options(f"{kind}: chat", self.chat)
 
 
 class ReadPrompts:
@@ -263,7 +263,7 @@ def with_room(
     return [x for x, _, _ in fitting], [n for _, n, _ in fitting], [i for _, _, i in fitting]
 
 
-def stored_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) -> TokenPairs:
+def store_pairs(run: RunDirectory, key: Key, draw: Callable[[], TokenPairs]) -> TokenPairs:
     """Pairs that `draw` makes once; then they are read from the run's directory."""
     store = Store(run, SAMPLES_NAME)
     record = store.get(key)
@@ -335,7 +335,7 @@ class StudentSamples:
                 progress=self.progress,
             )
 
-        drawn = stored_pairs(self.run, ("student", step), draw)
+        drawn = store_pairs(self.run, ("student", step), draw)
         targets: dict[int, dict[int, np.ndarray]] = collections.defaultdict(dict)
         for i, (number, row) in enumerate(rows):
             targets[number][row] = drawn[i][1]
@@ -487,7 +487,7 @@ class Teaching:
             room=self._room,
             **self._options,
         )
-        return stored_pairs(self._run, "teacher", draw)
+        return store_pairs(self._run, "teacher", draw)
 
     def _validation(self, text: str) -> KnownTexts:
         """The validation inputs with the teacher's texts."""
@@ -501,5 +501,5 @@ class Teaching:
             how = {"temperature": TEXTS[text], **self._options}
             return draw_pairs(self._model, inputs, limits, places, **how)
 
-        pairs = stored_pairs(self._run, ("validation", text), write)
+        pairs = store_pairs(self._run, ("validation", text), write)
         return KnownTexts(*zip(*(pairs[i] for i in range(len(pairs))), strict=True))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from specjax.checks import check_flag, checked, whole_number
+from specjax.checks import check_flag, check_number, whole_number
 from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.fingerprints import digest
@@ -83,7 +83,7 @@ class TrainerConfig:
         for name, low in least.items():
             value = whole_number(name, getattr(self, name), low=low)
             object.__setattr__(self, name, value)  # 1e4 has become 10000
-        checked("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
+        check_number("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
         if not isinstance(self.optimizer, AdamW):
             raise UserError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")
         for name in ("allow_other_environment", "progress"):

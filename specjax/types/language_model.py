@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import jax
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
-from specjax.checks import checked_scores
+from specjax.checks import check_scores
 from specjax.errors import UserError
 
 Params = Any  # a pytree of arrays
@@ -216,7 +216,7 @@ class LanguageModel(Protocol):
         else:
             returned = self.score_tree(params, cache, tokens, positions, tree)
             positions = positions.astype("int32") + (tree.depths.shape[1] - tokens.shape[1])
-        logits, hidden, updates = checked_scores(self, returned, tokens)
+        logits, hidden, updates = check_scores(self, returned, tokens)
         return Extended(logits, hidden, self.write(cache, updates, positions))
 
     def reading(self, boundaries: tuple[int, ...]) -> "LanguageModel":

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int, Int8, Int32, Key
 
-from specjax.checks import check_part, checked, options_of
+from specjax.checks import check_number, check_part, options_of
 from specjax.errors import UserError
 from specjax.types.language_model import Params, Prompts
 from specjax.types.pytrees import traced_dataclass, without_host
@@ -131,11 +131,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "temperature", checked("temperature", self.temperature, low=0.0, high=_LARGEST))
+        put(
+            self,
+            "temperature",
+            check_number("temperature", self.temperature, low=0.0, high=_LARGEST),
+        )
         if self.top_k is not None:
-            put(self, "top_k", checked("top_k", self.top_k, low=1, dtype=jnp.int32))
+            put(self, "top_k", check_number("top_k", self.top_k, low=1, dtype=jnp.int32))
         if self.top_p is not None:
-            put(self, "top_p", checked("top_p", self.top_p, low=0.0, high=1.0, open_low=True))
+            put(self, "top_p", check_number("top_p", self.top_p, low=0.0, high=1.0, open_low=True))
         if self.processors is not None:
             put(self, "processors", _in_order(self.processors))
 

@@ -12,7 +12,7 @@ from benchmarks.tree_walks import expect_trees
 from specjax.study.expect import expect, sampling_key
 from specjax.text import Decoder
 from specjax.text.setting import Setting
-from specjax.text.teacher_forcing import written
+from specjax.text.teacher_forcing import decode_texts
 from tests.benchmarks.tree_rounds import outcomes, rates_of
 from tests.study.test_expect import FIRST_ID, PROMPT, TOKENS, P, Q, models, texts  # noqa: F401
 from tests.variants import variants
@@ -118,7 +118,7 @@ def of_built_in_pair(temperature, prompts, seed):
     alone = Setting(method="VerifierAlone", temperature=temperature)
     setting = Setting(drafting=f"Tree(parents={PARENTS})", temperature=temperature)
     decoder = Decoder(pair.named, alone, **shape)
-    known = written(decoder, [decoder.encode(text) for text in prompts], seed=seed)
+    known = decode_texts(decoder, [decoder.encode(text) for text in prompts], seed=seed)
     (found,) = estimated(pair.named, known, [setting])
     rows = Decoder(pair.named, setting, **shape)(list(prompts), seed=seed + 1).info.per_row
     return found, rows.emitted.sum() / rows.verifier_calls.sum()

@@ -9,7 +9,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from specjax.checks import checked
+from specjax.checks import check_number
 from specjax.cli import gin_config, infer, main
 from specjax.errors import UserError
 
@@ -166,7 +166,7 @@ def test_users_errors_are_told_and_faults_are_not(files, monkeypatch):
         gin_config.call(car)
     monkeypatch.setattr(
         "tests.cli.test_gin_config.Wheel.__post_init__",
-        lambda self: checked("size", "wide"),
+        lambda self: check_number("size", "wide"),
         raising=False,
     )
     with pytest.raises(ValueError, match="^SIZE must be a number, got 'wide'$"):

@@ -20,7 +20,7 @@ from specjax.study.choose import Search
 from specjax.text.results import COUNTS
 from specjax.training import HeadRecipe, train_head
 from specjax.training.head_data import Labelling
-from specjax.training.teacher import SAMPLES_NAME, stored_pairs
+from specjax.training.teacher import SAMPLES_NAME, store_pairs
 from specjax.training.trainer import run_directory
 from tests import tiny_pair
 from tests.fuzzing.law import assert_untouched, contents
@@ -110,7 +110,7 @@ def _train(output: Path, seed: int = 0) -> Any:
             task=task,
             training_pairs=toy.copy_pairs(4),
             validation_pairs=toy.copy_pairs(4, seed=1),
-            grow=lambda: batches(stored_pairs(run, "teacher", lambda: toy.copy_pairs(20, seed))),
+            grow=lambda: batches(store_pairs(run, "teacher", lambda: toy.copy_pairs(20, seed))),
             seed=seed,
             num_steps=3,
             checkpoint_every=1,

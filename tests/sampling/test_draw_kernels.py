@@ -32,7 +32,7 @@ def _inputs(rows: int, vocab: int):
 def _check(logits, temperature, uniforms):
     """All three kernels."""
     logits, temperature, uniforms = map(jnp.asarray, (logits, temperature, uniforms))
-    plain = jax.vmap(lambda x, t, u: distributions.drawn_plainly(x, Sampling(t), u))
+    plain = jax.vmap(lambda x, t, u: distributions.draw_plainly(x, Sampling(t), u))
     probs, tokens = jax.jit(plain)(logits, temperature, uniforms)
     got = _drawn(logits, temperature, uniforms)
     np.testing.assert_allclose(got[0], probs, rtol=3e-5, atol=1e-37)

@@ -21,7 +21,7 @@ from specjax.study.expect import (
 )
 from specjax.text import Decoder, TextModel
 from specjax.text.setting import Setting
-from specjax.text.teacher_forcing import KnownTexts, written
+from specjax.text.teacher_forcing import KnownTexts, decode_texts
 from specjax.tokenizers import ByteTokenizer
 from tests.study.chains import all_texts, expected_rounds
 
@@ -162,7 +162,7 @@ def test_greedy_estimates_are_what_decoding_counts(models):
     prompts = [rng.integers(3, VOCAB, 4).astype(np.int32) for _ in range(24)]
     size = {"max_new_tokens": 12, "batch_size": 8}
     alone = Decoder(pair, Setting(method="VerifierAlone", temperature=0.0), **size)
-    texts = written(alone, prompts, seed=0)
+    texts = decode_texts(alone, prompts, seed=0)
     settings = [
         Setting(temperature=0.0, max_draft=3),
         Setting(temperature=0.0, max_draft=4, stopping="Confidence(0.2)"),

@@ -13,7 +13,7 @@ import specjax
 from specjax import drafting, processors, rules, verification
 from specjax.text import parts
 from specjax.text.parts import PARTS, Part, make_part, register_part
-from specjax.text.setting import MisfitError, Setting, measured_costs
+from specjax.text.setting import MisfitError, Setting, use_costs
 from specjax.types import traced_dataclass
 from tests.variants import variants
 
@@ -330,6 +330,6 @@ QUICK = (
 
 @pytest.mark.parametrize("fields", variants(PAIRS, *QUICK), ids="-".join)
 def test_what_a_setting_accepts_can_be_built(models, fields):
-    with measured_costs(costs_of(models)):
+    with use_costs(costs_of(models)):
         for pair in itertools.product(*(KINDS[field] for field in fields)):
             check_pair_of_parts(models, dict(zip(fields, pair, strict=True)))

@@ -182,10 +182,10 @@ def test_costs_are_measured_where_none_are_given(pair, alone, monkeypatch):
     first = decoder()
     assert asked == [([1, first.batch_size], (1, 2, 4, 5))] and first.costs == costs(pair)
     assert first(PROMPTS).texts == alone
-    with setting.measured_costs(costs(pair)):
+    with setting.use_costs(costs(pair)):
         again = decoder()
     assert len(asked) == 1 and again.costs == first.costs
-    with setting.measured_costs(dataclasses.replace(costs(pair), pair="another")):
+    with setting.use_costs(dataclasses.replace(costs(pair), pair="another")):
         decoder()
     assert len(asked) == 2
     own, given = decoder(costs(pair)), decoder(costs=costs(pair))

@@ -13,11 +13,11 @@ from specjax.text.teacher_forcing import (
     KnownTexts,
     batches,
     begin,
+    decode_texts,
     read,
     read_on,
     rows_at_once,
     with_top,
-    written,
 )
 from specjax.types import Sampling
 from tests.models.tiny import CONFIGS, random_params
@@ -48,7 +48,7 @@ def decoded(family):
     model = model_of(family)
     decoder = Decoder(model, sampling=Sampling(0.7, top_k=5), max_new_tokens=18, batch_size=4)
     result = decoder(list(PROMPTS), seed=1, log_probs=True, progress=False)
-    return written(decoder, PROMPTS, seed=1), [row.log_probs_processed for row in result]
+    return decode_texts(decoder, PROMPTS, seed=1), [row.log_probs_processed for row in result]
 
 
 @pytest.mark.parametrize("family", variants(FAMILIES, "t5_v1_1"))
@@ -116,4 +116,6 @@ def test_nan_and_prompts_that_cannot_be_decoded_are_refused():
     with pytest.raises(ValueError, match="broken gives NaN: check the checkpoint"):
         log_probs(broken, texts, SAMPLING)
     with pytest.raises(ValueError, match="prompt 1 has 17 tokens"):
-        written(Decoder(model, max_new_tokens=2, buckets=(4,)), [PROMPTS[0], PROMPTS[1]], seed=0)
+        decode_texts(
+            Decoder(model, max_new_tokens=2, buckets=(4,)), [PROMPTS[0], PROMPTS[1]], seed=0
+        )

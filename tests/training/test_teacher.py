@@ -18,7 +18,7 @@ from specjax.training.teacher import (
     accepted_total,
     add_teacher_samples,
     draw_pairs,
-    stored_pairs,
+    store_pairs,
 )
 from specjax.training.trainer import run_directory
 from tests.training.toy import CONFIG, EOS, LLAMA, Numbers, copy_pairs
@@ -170,8 +170,8 @@ def test_samples_are_drawn_once_and_follow_the_references(tmp_path):
     assert [fewer[6 + n][1].tolist() for n in range(len(kept))] == [rows[1][6 + i] for i in kept]
     with run_directory(tmp_path / "run", [SAMPLES_NAME]) as run:
         run.claim({})
-        stored_pairs(run, "teacher", lambda: twice)
-        again = stored_pairs(run, "teacher", lambda: pytest.fail("drawn again"))
+        store_pairs(run, "teacher", lambda: twice)
+        again = store_pairs(run, "teacher", lambda: pytest.fail("drawn again"))
     np.testing.assert_array_equal(again.tokens, twice.tokens)
     np.testing.assert_array_equal(again.offsets, twice.offsets)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from t5x.decoding import MIN_TEMPERATURE
 
-from specjax.checks import checked, whole_number
+from specjax.checks import check_number, whole_number
 from specjax.errors import UserError
 from specjax.types import Array, Rule, Sampling
 
@@ -68,7 +68,7 @@ class Call(NamedTuple):
         """`[B]` int32 in 0 .. `longest`, or None."""
         if self.draft_limit is None:
             return None
-        limits = checked("draft_limit", self.draft_limit, low=0, high=longest, dtype=np.int32)
+        limits = check_number("draft_limit", self.draft_limit, low=0, high=longest, dtype=np.int32)
         limits = jnp.broadcast_to(limits, (rows,))
         return jnp.clip(limits, 0, longest)
 
@@ -101,7 +101,7 @@ def read_call(
     key = next((x for x in (rng, decode_rng) if x is not None), jax.random.PRNGKey(0))
     steps, hard = options.get("max_decode_steps"), options.get("max_decode_steps_hard_limit")
     if steps is not None:
-        steps = checked("max_decode_steps", steps, low=0, dtype=np.int32)
+        steps = check_number("max_decode_steps", steps, low=0, dtype=np.int32)
     if steps is not None and hard is not None and hard > 0:
         steps = jnp.minimum(steps, hard)
     return Call(
@@ -121,7 +121,7 @@ def _sampling(
     options: Mapping[str, Any], defaults: Sampling, vocab_size: int, num_decodes: int
 ) -> Sampling:
     temperature = options.get("temperature", defaults.temperature)
-    temperature = jnp.asarray(checked("temperature", temperature, low=0.0, open_high=True))
+    temperature = jnp.asarray(check_number("temperature", temperature, low=0.0, open_high=True))
     # T5X treats smaller temperatures as greedy.
     temperature = jnp.where(temperature > float(MIN_TEMPERATURE), temperature, jnp.float32(0.0))
     top_k = _filter("topk", options.get("topk", defaults.top_k), vocab_size, np.int32)
@@ -137,7 +137,7 @@ def _sampling(
 def _filter(name: str, value: Any, off: Any, dtype: Any) -> Any:
     if value is None:
         return None
-    value = checked(name, value, low=0, high=1.0 if name == "topp" else np.inf, dtype=dtype)
+    value = check_number(name, value, low=0, high=1.0 if name == "topp" else np.inf, dtype=dtype)
     if not isinstance(value, jax.core.Tracer) and not np.any(value):
         return None
     return jnp.where(value > 0, value, jnp.asarray(off, dtype))
