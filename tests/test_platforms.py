@@ -66,9 +66,9 @@ def test_a_draw_is_the_same(vocab, temperature):
     )
 
     def drawn(logits, uniforms):
-        return jax.vmap(lambda *x: sampling.distributions.drawn(x[0], Sampling(temperature), x[1]))(
-            logits, uniforms
-        )
+        return jax.vmap(
+            lambda *x: sampling.distributions.draw_from_logits(x[0], Sampling(temperature), x[1])
+        )(logits, uniforms)
 
     probs, tokens = jax.jit(drawn)(logits, uniforms)
     law = jax.vmap(lambda x: sampling.distributions.distribution(x, Sampling(temperature)))
@@ -95,7 +95,7 @@ def test_one_nan_is_told(there, vocab, temperature):
             jax.vmap(lambda x: sampling.distributions.distribution(x, Sampling(temperature)))
         )(logits)
         drawn = jax.vmap(
-            lambda *x: sampling.distributions.drawn(x[0], Sampling(temperature), x[1])[0]
+            lambda *x: sampling.distributions.draw_from_logits(x[0], Sampling(temperature), x[1])[0]
         )
         drawn = jax.jit(drawn)(logits, uniforms)
     for probs in (law, drawn):

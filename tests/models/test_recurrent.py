@@ -60,7 +60,7 @@ def test_the_rule_in_chunks_is_the_rule_token_by_token():
     read, writes = rule(*inputs)
     assert error(read, np.stack(wanted, axis=1)) <= 1e-5
     counts = np.full(rows, length, np.int32)
-    after = quick_jit(recurrent.advanced)(inputs[0], inputs[2], writes, inputs[5], counts)
+    after = quick_jit(recurrent.advance)(inputs[0], inputs[2], writes, inputs[5], counts)
     assert error(after, state) <= 1e-5
 
 
