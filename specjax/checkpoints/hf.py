@@ -425,6 +425,14 @@ def longest_context(directory: Path) -> int | None:
     return longest if isinstance(longest, int) else None
 
 
+def _set_longest(values: dict[str, Any], longest: int) -> None:
+    if "max_position_embeddings" in values:
+        values["max_position_embeddings"] = longest
+    for inner in values.values():
+        if isinstance(inner, dict):
+            _set_longest(inner, longest)
+
+
 def write_hf(
     directory: Path,
     config: ModelConfig,
@@ -441,9 +449,7 @@ def write_hf(
     """
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None:
-        for fields in (values, *(x for x in values.values() if isinstance(x, dict))):
-            if "max_position_embeddings" in fields:
-                fields["max_position_embeddings"] = max_position_embeddings
+        _set_longest(values, max_position_embeddings)
     lines = {path: family_of(config).hf_name(path) for path in params}
     arrays: dict[str, list[Renaming]] = {
         array.hf: [array]
