@@ -40,7 +40,7 @@ def distributions(logits: Float[Array, "B V"], sampling: Sampling) -> Float32[Ar
 def draws(
     logits: Float[Array, "B V"], sampling: Sampling, uniforms: Float32[Array, "B *U"]
 ) -> tuple[Float32[Array, "B V"], Int32[Array, " B"]]:
-    """`sampling.drawn` of rows: probabilities, and a token of each."""
+    """`sampling.draw_from_logits` of rows: probabilities, and a token of each."""
     logits, sampling = _process_rows(logits, sampling)
     return jax.vmap(draw_from_logits)(logits, sampling, uniforms)
 

@@ -107,7 +107,7 @@ class Choices:
 
         modules = {name: importlib.import_module(name) for name in _DRAWING}
         places = (
-            (modules["specjax.processing"], "drawn", drawn),
+            (modules["specjax.processing"], "draw_from_logits", drawn),
             (modules["specjax.verification.chains"], "draw", draw),
             (modules["specjax.verification.chains"], "_num_accepted", accepted),
             (modules["specjax.decoding.blocks"], "draw", draw),

@@ -70,24 +70,28 @@ class FewShot:
       references: the field of the references, a text or a list of texts, such as "answers.text";
         "answers.text|none" replaces an empty list by "none". None: no references.
       examples: a file, or seqio:TASK, of the examples.
+      examples_format: see `read_records`.
       examples_split: the split of a seqio task.
       shots: the number of examples; 0 needs no file.
       seed: the seed for drawing the examples; None takes the first examples.
       instruction: a text before all examples.
       separator: the text between instruction, examples and input.
-      limit: the number of inputs to draw, always the same, in their order; None takes all.
+      limit: the number of inputs to draw, in their order; None takes all.
+      limit_seed: the seed of this draw.
     """
 
     prompt: str
     completion: str = ""
     references: str | None = None
     examples: str | os.PathLike[str] | None = None
+    examples_format: str | None = None
     examples_split: str = "train"
     shots: int = 0
     seed: int | None = None
     instruction: str = ""
     separator: str = "\n\n"
     limit: int | None = None
+    limit_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("prompt", "completion", "references", "instruction", "separator"):
@@ -99,7 +103,7 @@ class FewShot:
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
                 "such as '{question}'"
             )
-        for name, low in (("shots", 0), ("limit", 1), ("seed", 0)):
+        for name, low in (("shots", 0), ("limit", 1), ("seed", 0), ("limit_seed", 0)):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), low=low)
         if self.shots and not (self.examples and self.completion):
@@ -123,9 +127,8 @@ class FewShot:
         header = not all(name.isdecimal() for name in names)
         drawn: list[SourceRecord] = []
         if self.shots and self.examples is not None:
-            rows: Iterable[SourceRecord] = read_records(
-                self.examples, split=self.examples_split, header=header
-            )
+            of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
+            rows: Iterable[SourceRecord] = read_records(self.examples, header=header, **of)
             if self.seed is not None:
                 random.Random(self.seed).shuffle(rows := list(rows))
             # One more replaces an input that is an example. A corpus may be too large to read.
@@ -137,7 +140,7 @@ class FewShot:
         solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in drawn]
         records = list(read_records(source, format=format, split=split, header=header))
         if self.limit is not None and len(records) > self.limit:
-            places = random.Random(0).sample(range(len(records)), self.limit)
+            places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
             records = [records[place] for place in sorted(places)]
         examples = []
         for place, (where, values) in enumerate(records):

@@ -372,11 +372,10 @@ class Round:
         )
         token_sum = block_sum = accepted.astype(jnp.float32)
         if judged.acceptance is not None:
-            targets_there = judged.acceptance.targets
-            drafted = ScoredBlock(block.tokens, block.probs, targets_there, block.num_drafted)
-            chances = jax.vmap(token_acceptance_probs)(drafted)
+            drafted = block.tokens, block.probs, judged.acceptance.targets, block.num_drafted
+            chances = jax.vmap(token_acceptance_probs)(*drafted)
             token_sum = jnp.cumprod(chances, axis=1).sum(axis=1)
-            block_sum = jax.vmap(block_acceptance_probs)(drafted).sum(axis=1)
+            block_sum = jax.vmap(block_acceptance_probs)(*drafted).sum(axis=1)
         passes = {name: calls[name] + after.calls.get(name, 0) for name in calls}
         row_passes = {
             name: calls[name] + jnp.where(after.took, after.calls.get(name, 0), 0) for name in calls

@@ -44,7 +44,7 @@ def _has_kernel(logits: Array, sampling: Sampling) -> bool:
 
 
 def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
-    """The inputs of the kernels of `distribution` and `drawn`."""
+    """The inputs of the kernels of `distribution` and `draw_from_logits`."""
     _check_position(logits, sampling)
     return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
 
@@ -92,7 +92,7 @@ def draw_from_logits(
     return on_one_tpu(
         *_unfiltered(logits, sampling),
         uniform,
-        kernel=draw_kernels.drawn,
+        kernel=draw_kernels.draw_from_logits,
         plain=_drawn_at,
     )
 
@@ -102,7 +102,7 @@ def draw_plainly(
     sampling: Sampling,
     uniform: Float32[Array, "*U"],
 ) -> tuple[Float32[Array, " V"], Int32[Array, ""]]:
-    """`drawn`, without a kernel."""
+    """`draw_from_logits`, without a kernel."""
     parts = _weigh(logits, sampling)
     # The first of the largest logits is the token that a uniform of 0 finds among them.
     levels = levels_of(parts.chosen)

@@ -1,8 +1,8 @@
-"""Softmax and a draw from it in one TPU kernel: `sampling.drawn` without filters.
+"""Softmax and a draw from it in one TPU kernel: `sampling.draw_from_logits` without filters.
 
-XLA makes about 25 operations of `drawn`. Here a tile of 8 x 128 numbers in VMEM, rows in sublanes
-and entries in lanes, is one leaf of the tree of sums for each of eight rows, and three passes over
-the tiles suffice.
+XLA makes about 25 operations of `draw_from_logits`. Here a tile of 8 x 128 numbers in VMEM, rows in
+sublanes and entries in lanes, is one leaf of the tree of sums for each of eight rows, and three
+passes over the tiles suffice.
 
 Axes: B rows, V vocabulary, U uniforms of a draw; R rows of a block, at most 8; C chunks of 128
 tiles; L a multiple of 128.
@@ -39,17 +39,17 @@ def suits(vocab_size: int) -> bool:
 
 
 @traced_once
-def drawn(
+def draw_from_logits(
     logits: Float32[Array, "B V"],
     temperature: Float32[Array, " B"],
     uniforms: Float32[Array, "B U"],
     *,
     interpret: bool = False,
 ) -> tuple[Float32[Array, "B V"], Int32[Array, " B"]]:
-    """`sampling.drawn` of many rows, for a `Sampling` without top-k and top-p.
+    """`sampling.draw_from_logits` of many rows, for a `Sampling` without top-k and top-p.
 
-    The probabilities are equal to `sampling.drawn`'s to a few roundings. `suits(V)` must be true.
-    `interpret` (static) works on any machine.
+    The probabilities are equal to `sampling.draw_from_logits`'s to a few roundings. `suits(V)` must
+    be true. `interpret` (static) works on any machine.
     """
     vocab = logits.shape[1]
     probs, tokens = over_rows(
@@ -63,7 +63,7 @@ def drawn(
 def distribution(
     logits: Float32[Array, "B V"], temperature: Float32[Array, " B"], *, interpret: bool = False
 ) -> Float32[Array, "B V"]:
-    """`sampling.distribution` of many rows; arguments as for `drawn`."""
+    """`sampling.distribution` of many rows; arguments as for `draw_from_logits`."""
     vocab = logits.shape[1]
     (probs,) = over_rows(
         functools.partial(_distribution, vocab=vocab), vocab, (temperature, logits),
@@ -278,7 +278,7 @@ def over_rows(
       inputs: `[B]` or `[B, n]`; so are the results.
       outputs: for each result n, 0 for a vector, and its dtype.
       sums: whether the kernel takes another ref, `[R, C * 128]` float32 for C chunks of tiles.
-      interpret: see `drawn`.
+      interpret: see `draw_from_logits`.
     """
     batch = inputs[0].shape[0]
     rows = min(batch, SUBLANES)

@@ -275,6 +275,9 @@ class HeadData:
     progress: bool
     shards: list[DraftedTokens] = dataclasses.field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._epoch, self._rows = -1, np.arange(0)  # the order of the last epoch
+
     def describe(self) -> dict[str, Any]:
         return {
             "drafter": self.pair.drafter.fingerprint,
@@ -326,6 +329,7 @@ class HeadData:
 
     def column(self, name: str) -> np.ndarray:
         """A field of `DraftedTokens` for all positions, in order; not the offsets."""
+        assert self.shards, "call make() first"
         return np.concatenate([getattr(shard, name) for shard in self.shards])
 
     @property
@@ -334,10 +338,7 @@ class HeadData:
 
     def batch(self, step: int) -> HeadBatch:
         epoch, index = divmod(step, self.batches_per_epoch)
-        order = np.arange(len(self))
-        if self.order is not None:
-            order = np.random.default_rng([self.order, epoch]).permutation(order)
-        parts = []
+        order, parts = self._order_of(epoch), []
         for row in order[index * self.rows_per_batch : (index + 1) * self.rows_per_batch]:
             number, place = divmod(int(row), self.labelling.shard_rows)
             parts.append(
@@ -346,12 +347,20 @@ class HeadData:
         count = sum(part.stop - part.start for _, part in parts)
         size = _rounded(count, self.row_multiple)
 
-        def column(name: str) -> np.ndarray:
+        def padded(name: str) -> np.ndarray:
             values = np.concatenate([getattr(shard, name)[part] for shard, part in parts])
             return np.pad(values, ((0, size - count), *((0, 0),) * (values.ndim - 1)))
 
-        features = _features(column("top"), column("entropy"), column("drawn"))
-        return HeadBatch(column("hidden"), features, column("labels"), np.arange(size) < count)
+        features = _features(padded("top"), padded("entropy"), padded("drawn"))
+        return HeadBatch(padded("hidden"), features, padded("labels"), np.arange(size) < count)
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        if self._epoch != epoch:
+            order = np.arange(len(self))
+            if self.order is not None:
+                order = np.random.default_rng([self.order, epoch]).permutation(order)
+            self._epoch, self._rows = epoch, order
+        return self._rows
 
     def epoch(self) -> Iterator[HeadBatch]:
         return (self.batch(step) for step in range(self.batches_per_epoch))

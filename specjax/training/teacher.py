@@ -7,7 +7,6 @@ Axes: B rows, T target tokens, V vocabulary.
 Source: Kim and Rush 2016; Agarwal et al. 2024 (GKD); Zhou et al. 2024 (DistillSpec).
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -336,7 +335,7 @@ class StudentSamples:
             )
 
         drawn = store_pairs(self.run, ("student", step), draw)
-        targets: dict[int, dict[int, np.ndarray]] = collections.defaultdict(dict)
+        targets: dict[int, dict[int, np.ndarray]] = {n: {} for n in range(step, step + self.every)}
         for i, (number, row) in enumerate(rows):
             targets[number][row] = drawn[i][1]
         return lambda number: batches.batch(number, targets[number])

@@ -237,9 +237,13 @@ def train(
         **{name: None if tree is None else digest(tree) for name, tree in arrays.items()},
         **(notes or {}),
     }
-    opened: Any = run_directory(output_dir) if not isinstance(output_dir, RunDirectory) else None
+    opened: contextlib.AbstractContextManager[RunDirectory] = (
+        contextlib.nullcontext(output_dir)
+        if isinstance(output_dir, RunDirectory)
+        else run_directory(output_dir)
+    )
     # The partitionable threefry is fixed like the generator: it changes the generator's numbers.
-    with opened or contextlib.nullcontext(output_dir) as run, jax.threefry_partitionable(True):
+    with opened as run, jax.threefry_partitionable(True):
         record["environment"] = training_environment()
         run.claim(record, allow_other_environment=config.allow_other_environment)
         with contextlib.closing(CheckpointStore(run, config.choose_by)) as store:
@@ -371,9 +375,10 @@ def _train(
             say(f"step {step:,}: {shown}")
         store.save(state, row)
 
-    if init_params is None:
-        init_params = task.init(root_key(config.seed))
-    state = init_state(init_params, config.optimizer, config.ema_decay)
+    # No name keeps the first parameters, which `init_state` copies.
+    given = task.init(root_key(config.seed)) if init_params is None else init_params
+    state = init_state(given, config.optimizer, config.ema_decay)
+    del given
     state = jax.device_put(state, jax.NamedSharding(mesh, jax.P()))
     first = step = store.manager.latest_step() or 0
     if config.progress:
@@ -383,7 +388,7 @@ def _train(
                 f"ends after {config.num_steps:,}, before the learning rate has reached its peak; "
                 "lower WARMUP_STEPS, or raise NUM_STEPS"
             )
-        size = sum(leaf.size for leaf in jax.tree.leaves(init_params))
+        size = sum(leaf.size for leaf in jax.tree.leaves(state.best_params))
         say(
             f"training {size:,} parameters {f'from step {step:,} of' if step else 'for'} "
             f"{config.num_steps:,} steps, {per_epoch:,} batches per epoch; the first step of each "
@@ -398,8 +403,9 @@ def _train(
         while step < config.num_steps:
             if phases is not None and (step == first or step % phases.every == 0):
                 start = step - step % phases.every
-                params = jax.device_put(state.best_params, place) if step == start else None
-                batch_of = phases.begin(data.training, start, params)
+                at_start = jax.device_put(state.best_params, place) if step == start else None
+                batch_of = phases.begin(data.training, start, at_start)
+                del at_start
             state, metrics = update(state, constants, jax.device_put(batch_of(step), by_row))
             step += 1
             progress.add(metrics)

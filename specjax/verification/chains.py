@@ -164,7 +164,7 @@ class Token(Verification):
     needs_probs: ClassVar[bool] = False
 
     def acceptance(self, block: ScoredBlock, carry: Any = ()) -> Acceptance:
-        thresholds = token_acceptance_probs(block)
+        thresholds = token_acceptance_probs(*block[:4])
         scales = jnp.ones((block.tokens.size + 1,), jnp.float32)
         return Acceptance(thresholds, scales, block.target_probs)
 
@@ -178,11 +178,11 @@ class Block(Verification):
 
     def acceptance(self, block: ScoredBlock, carry: Any = ()) -> Acceptance:
         tokens, draft_probs, targets, num_drafted = block[:4]
-        reached = block_acceptance_probs(block)
+        reached = block_acceptance_probs(tokens, draft_probs, targets, num_drafted)
         scales = jnp.concatenate([jnp.ones((1,), jnp.float32), reached])
         # The threshold of index i < L needs what remains after i tokens, Z_i, for i = 1 .. G - 1.
         if draft_probs is None:  # all but the certain token
-            remain = scales[1:-1] * (1.0 - ratios(block)[1:])
+            remain = scales[1:-1] * (1.0 - ratios(tokens, None, targets)[1:])
         else:
             # A slice [G - 1, V] of the arrays would be a copy, so the result is sliced.
             remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:-1]
@@ -195,13 +195,23 @@ class Block(Verification):
         return Acceptance(thresholds, scales, targets)
 
 
-def token_acceptance_probs(block: ScoredBlock) -> Float32[Array, " G"]:
+def token_acceptance_probs(
+    tokens: Int32[Array, " G"],
+    draft_probs: Float32[Array, "N V"] | None,
+    target_probs: Float32[Array, "N V"],
+    num_drafted: Int32[Array, ""],
+) -> Float32[Array, " G"]:
     """min(1, pi_i(x_i) / q_i(x_i)), zero past the block's length."""
-    probs = jnp.minimum(ratios(block), 1.0)
-    return jnp.where(is_drafted(block.tokens, block.num_drafted), probs, 0.0)
+    probs = jnp.minimum(ratios(tokens, draft_probs, target_probs), 1.0)
+    return jnp.where(is_drafted(tokens, num_drafted), probs, 0.0)
 
 
-def block_acceptance_probs(block: ScoredBlock) -> Float32[Array, " G"]:
+def block_acceptance_probs(
+    tokens: Int32[Array, " G"],
+    draft_probs: Float32[Array, "N V"] | None,
+    target_probs: Float32[Array, "N V"],
+    num_drafted: Int32[Array, ""],
+) -> Float32[Array, " G"]:
     """The probabilities P_i = min(1, P_{i-1} pi_i(x_i) / q_i(x_i)) to accept at least i tokens.
 
     They are zero past the block's length. The mean of their sum over drafts is E[number accepted].
@@ -212,18 +222,25 @@ def block_acceptance_probs(block: ScoredBlock) -> Float32[Array, " G"]:
         reached = jnp.where(reached == 0.0, 0.0, jnp.minimum(reached * ratio, 1.0))
         return reached, reached
 
-    probs = lax.scan(step, jnp.float32(1.0), ratios(block), unroll=_UNROLLED)[1]
-    return jnp.where(is_drafted(block.tokens, block.num_drafted), probs, 0.0)
+    steps = ratios(tokens, draft_probs, target_probs)
+    probs = lax.scan(step, jnp.float32(1.0), steps, unroll=_UNROLLED)[1]
+    return jnp.where(is_drafted(tokens, num_drafted), probs, 0.0)
 
 
-def ratios(block: ScoredBlock) -> Float32[Array, " G"]:
-    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if any is."""
+def ratios(
+    tokens: Int32[Array, " G"],
+    draft_probs: Float32[Array, "N V"] | None,
+    target_probs: Float32[Array, "N V"],
+) -> Float32[Array, " G"]:
+    """pi_i(x_i) / q_i(x_i); 0 if pi is 0, infinite if only q is 0, NaN if any is.
+
+    Without `draft_probs` the tokens are certain, and q_i(x_i) is 1.
+    """
     # A slice [G, V] of the arrays would be a copy, so the result is cut instead.
-    padded = jnp.pad(block.tokens, (0, 1))
-    if block.draft_probs is None:  # the tokens are certain
-        return jax.vmap(entry)(block.target_probs, padded)[:-1]
-    both = block.target_probs, block.draft_probs
-    target, draft = (jax.vmap(entry)(x, padded)[:-1] for x in both)
+    padded = jnp.pad(tokens, (0, 1))
+    if draft_probs is None:
+        return jax.vmap(entry)(target_probs, padded)[:-1]
+    target, draft = (jax.vmap(entry)(x, padded)[:-1] for x in (target_probs, draft_probs))
     ratio = target / jnp.where(draft == 0.0, 1.0, draft)
     return jnp.where(draft == 0.0, jnp.where(target > 0.0, jnp.inf, target), ratio)
 
@@ -281,7 +298,7 @@ class GreedyBlock(Verification):
         assert isinstance(carry, GreedyBlockCarry), "start with init_carry(G)"
         assert carry.ratio.size == max(tokens.size - 1, 0), "the carry is of another block length"
         targets, levels = _nested(block, carry)
-        scales = jnp.minimum(_joint_ratios(block._replace(target_probs=targets)), _MAX_RATIO)
+        scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
         remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:]
         # sum (q - R pi)_+ = sum (R pi - q)_+ + 1 - R; summed directly, it has no cancellation.
@@ -324,7 +341,13 @@ class GreedyBlock(Verification):
 
 
 class _Levels(NamedTuple):
-    """The targets that each slot changes, R before each position, and whether it changes them."""
+    """What each slot changes.
+
+    Attributes:
+      inputs: the targets that each slot changes.
+      ratios: R before each position.
+      alive: whether the slot changes the target there.
+    """
 
     inputs: Float32[Array, "C N V"]
     ratios: Float32[Array, "C N"]
@@ -333,8 +356,9 @@ class _Levels(NamedTuple):
 
 def _nested(block: ScoredBlock, carry: GreedyBlockCarry) -> tuple[Array, _Levels]:
     """Applies the carry-overs of the slots one after the other, oldest first."""
-    draft_probs, position = block.draft_probs, jnp.arange(block.tokens.size + 1)
+    tokens, draft_probs, target_probs, num_drafted = block[:4]
     assert draft_probs is not None
+    position = jnp.arange(tokens.size + 1)
     goes_on = jnp.ones((carry.ratio.size, position.size), bool)
     if block.still_drafting is not None:
         assert block.still_drafting.shape == goes_on.shape, "still_drafting must be [C, N]"
@@ -342,7 +366,7 @@ def _nested(block: ScoredBlock, carry: GreedyBlockCarry) -> tuple[Array, _Levels
 
     def alter(targets, slot):
         ratio, remaining, open_ = slot
-        along = _joint_ratios(block._replace(target_probs=targets), start=ratio)
+        along = _joint_ratios(tokens, draft_probs, targets, num_drafted, start=ratio)
         alive = (position < remaining) & open_
         # An infinite ratio (an emitted token that q cannot draw) does not change the target.
         finite = jnp.isfinite(along)
@@ -350,10 +374,16 @@ def _nested(block: ScoredBlock, carry: GreedyBlockCarry) -> tuple[Array, _Levels
         new = jnp.where((alive & finite)[:, None], altered, targets)
         return new, _Levels(targets, along, alive)
 
-    return lax.scan(alter, block.target_probs, (carry.ratio, carry.remaining, goes_on))
+    return lax.scan(alter, target_probs, (carry.ratio, carry.remaining, goes_on))
 
 
-def _joint_ratios(block: ScoredBlock, start: Array | float = 1.0) -> Array:
+def _joint_ratios(
+    tokens: Array,
+    draft_probs: Array | None,
+    target_probs: Array,
+    num_drafted: Array,
+    start: Array | float = 1.0,
+) -> Array:
     """R_0 .. R_G, R_i = start * prod_{j <= i} pi_j(x_j) / q_j(x_j), uncapped."""
 
     def step(joint, ratio):
@@ -361,8 +391,8 @@ def _joint_ratios(block: ScoredBlock, start: Array | float = 1.0) -> Array:
         return joint, joint
 
     first = jnp.asarray(start, jnp.float32)
-    along = ratios(block)
-    along = jnp.where(is_drafted(block.tokens, block.num_drafted), along, 1.0)
+    along = ratios(tokens, draft_probs, target_probs)
+    along = jnp.where(is_drafted(tokens, num_drafted), along, 1.0)
     later = lax.scan(step, first, along, unroll=_UNROLLED)[1]
     return jnp.concatenate([first[None], later])
 

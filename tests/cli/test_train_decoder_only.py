@@ -7,7 +7,7 @@ import pytest
 import specjax
 from specjax.checkpoints import load_model, save_model
 from specjax.cli.main import main
-from specjax.models import FAMILIES, model_from_config
+from specjax.models import FAMILIES, CausalLM, model_from_config
 from specjax.tokenizers import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
 from specjax.training.vocabulary import write_vocabulary

@@ -44,7 +44,7 @@ def test_rejection_probability_is_total_variation(rule):
         def one(token):
             two_q, two_pi = jnp.stack([q, q]), jnp.stack([pi, pi])
             block = ScoredBlock(token[None], two_q, two_pi, jnp.int32(1))
-            return token_acceptance_probs(block)[0]
+            return token_acceptance_probs(*block[:4])[0]
 
         return jnp.sum(q * jax.vmap(one)(tokens))
 

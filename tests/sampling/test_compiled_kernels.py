@@ -18,7 +18,7 @@ for rows, vocab in ((8, 32128), (3, 1000), (9, 256000)):
 
     def run(x, y, temperature, uniforms):
         at = jax.vmap(Sampling)(temperature)
-        p, tokens = jax.vmap(distributions.drawn)(x, at, uniforms)
+        p, tokens = jax.vmap(distributions.draw_from_logits)(x, at, uniforms)
         q = jax.vmap(distributions.distribution)(y, at)
         return p, tokens, jax.vmap(draws.draw)(q, uniforms)
 

@@ -14,7 +14,11 @@ from specjax.types import Sampling
 # In Pallas' interpreter.
 _drawn, _distribution, _draw_by_weights = (
     jax.jit(functools.partial(kernel, interpret=True))
-    for kernel in (draw_kernels.drawn, draw_kernels.distribution, draw_kernels.draw_by_weights)
+    for kernel in (
+        draw_kernels.draw_from_logits,
+        draw_kernels.distribution,
+        draw_kernels.draw_by_weights,
+    )
 )
 _SMALL = [(1, 513), (3, 640), (8, 1000), (9, 700)]
 _LARGE = [(8, 32128), (2, 128 * 128), (3, 128 * 128 + 5), (9, 70000)]
