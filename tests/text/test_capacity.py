@@ -62,7 +62,7 @@ def test_calls_that_cannot_fit_are_refused_at_once(pair, room, options, sizes, r
 @pytest.mark.parametrize(
     ("sizes", "memory", "message"),
     [
-        ({"rows": 10**12}, 10**9, "memory, but the machine has.*choose a smaller rows=10"),
+        ({"rows": 10**9}, 10**9, "memory, but the machine has.*choose a smaller rows=10"),
         ({"prompt_length": 2**70}, 10**9, "memory, but the machine.*a smaller prompt_len"),
         # More positions could not be told apart.
         ({"rows": 1}, sys.maxsize, "positions of the cache; the limit is 1073741824: "),
