@@ -61,29 +61,39 @@ def test_what_is_not_the_runs_own_is_refused_and_kept(data, tmp_path, capsys, na
     assert content(tmp_path) == before
 
 
-def a_directory(place):
-    (place / "metrics.jsonl").unlink()
-    (place / "metrics.jsonl").mkdir()
+def a_directory(file):
+    file.unlink()
+    file.mkdir()
 
 
-def a_file(place):
-    shutil.rmtree(place / "checkpoints")
-    (place / "checkpoints").write_text("")
+def a_file(directory):
+    shutil.rmtree(directory)
+    directory.write_text("")
 
 
-def no_configuration(place):
-    (place / "train_config.json").unlink()
-
-
-@pytest.mark.parametrize("change", [a_directory, a_file, no_configuration])
-def test_what_cannot_be_continued_is_refused_and_kept(data, trained, tmp_path, capsys, change):
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(a_directory, "metrics.jsonl"), (a_directory, "results.json"), (a_file, "checkpoints")],
+)
+def test_what_cannot_be_continued_is_refused_and_kept(
+    data, trained, tmp_path, capsys, change, name
+):
     place = shutil.copytree(trained, tmp_path / "run")
-    change(place)
+    change(place / name)
     before = content(place)
     assert run(data, place) == 2
     error = capsys.readouterr().err
-    assert " is not a file of this run: choose another OUTPUT_DIR, or move" in error
+    assert f"{place / name} is not a file of this run: choose another OUTPUT_DIR, or mo" in error
     assert error.count("\n") == 1
+    assert content(place) == before
+
+
+def test_checkpoints_without_a_configuration_are_not_continued(data, trained, tmp_path, capsys):
+    place = shutil.copytree(trained, tmp_path / "run")
+    (place / "train_config.json").unlink()
+    before = content(place)
+    assert run(data, place) == 2
+    assert "is not a file of this run" in capsys.readouterr().err
     assert content(place) == before
 
 

@@ -7,14 +7,18 @@ import jax.numpy as jnp
 import pytest
 
 import specjax
+from specjax import decoding, drafting, rules, testing, verification
 from specjax.checkpoints import save_draft_head, save_model
 from specjax.checkpoints.heads import is_draft_head, load_draft_head
+from specjax.models import LlamaConfig
 from specjax.models.heads import KINDS, HeadConfig, HeadFiles, draft_head
 from specjax.models.heads.eagle import EagleHead
 from specjax.models.heads.head import HeadNetwork, Published
 from specjax.text.directories import inspect
 from specjax.tokenizers import ByteTokenizer
-from tests.heads.tiny_heads import llama
+from tests import laws
+from tests.heads.test_laws import PROMPT, N, verifiers_law
+from tests.heads.tiny_heads import V, llama
 
 
 class MixConfig(HeadConfig):
@@ -69,26 +73,43 @@ class MixFiles(HeadFiles):
 
 
 @pytest.fixture
-def _kind():
+def files(tmp_path):
+    """Makes a verifier and a head of the new kind in a directory."""
+
+    def make(vocab):
+        verifier, params = llama(vocab)
+        save_model(tmp_path / "verifier", verifier, params, format="hf")
+        sizes = dataclasses.replace(verifier.config, num_layers=1)
+        assert isinstance(sizes, LlamaConfig)
+        head = draft_head(MixConfig(layers=sizes, boundaries=(3,), windows=(None,)), verifier)
+        own = head.init(jax.random.key(1))
+        save_draft_head(tmp_path / "head", head, own, verifier_params=params)
+        return tmp_path, head, verifier, params
+
     KINDS.append(MixFiles)
-    yield
+    yield make
     KINDS.remove(MixFiles)
 
 
-@pytest.mark.usefixtures("_kind")
-def test_it_is_saved_loaded_and_drafts(tmp_path):
-    verifier, params = llama(ByteTokenizer().vocab_size)
-    save_model(tmp_path / "verifier", verifier, params, format="hf")
-    sizes = dataclasses.replace(verifier.config, num_layers=1)
-    head = draft_head(MixConfig(layers=sizes, boundaries=(3,), windows=(None,)), verifier)
-    own = head.init(jax.random.key(1))
-    save_draft_head(tmp_path / "head", head, own, verifier_params=params)
-    assert load_draft_head(tmp_path / "head", verifier, verifier_params=params)[0] == head
-    assert is_draft_head(tmp_path / "head")
-    assert inspect(tmp_path / "head").summary()["family"] == "Mix head"
-    paths = {"verifier": tmp_path / "verifier", "drafter": tmp_path / "head"}
+def test_it_is_loaded_and_drafts(files):
+    place, *_ = files(ByteTokenizer().vocab_size)
+    assert is_draft_head(place / "head")
+    assert inspect(place / "head").summary()["family"] == "Mix head"
+    paths = {"verifier": place / "verifier", "drafter": place / "head"}
     pair = specjax.load_pair(**paths, tokenizer="bytes")
     options = {"sampling": specjax.Sampling(temperature=0.0), "max_new_tokens": 12}
     drafted, alone = (specjax.Decoder(x, **options)(["What?"]) for x in (pair, pair.verifier))
     assert drafted.texts == alone.texts
     assert drafted[0].info.calls["drafter"] > 0
+
+
+def test_its_rounds_are_exact(files):
+    place, head, verifier, params = files(V)
+    read, own = load_draft_head(place / "head", verifier, verifier_params=params)
+    assert read == head
+    drafter = drafting.heads.EagleDrafter(read, 2)
+    method = decoding.Speculative(verifier, drafter, verification.Block())
+    joined = drafting.chain.ChainParams(read.joined(own, params))
+    given = decoding.MethodParams(params, joined, rules.Lossless())
+    (law,) = laws.Texts(method)(given, [laws.Row(PROMPT, N, temperature=1.0)])
+    assert testing.total_variation(laws.array_of(law, V, N), verifiers_law(1.0)) < 1e-6

@@ -119,6 +119,7 @@ def _stale(kind):
     """Attention to a cache whose stale entries are of a kind."""
     sizes, length = (4, 2, 64), 2
     live = (jnp.arange(LENGTH)[None] < POSITIONS[:, None] + length)[..., None, None]
+    assert not live.all()
     keys, values = (jnp.where(live, x, kind) for x in _entries(LENGTH, sizes))
     query = _random(len(POSITIONS), length, *sizes)
     kernel, _ = attention.forms(0.3, None)

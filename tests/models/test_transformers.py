@@ -1,6 +1,7 @@
 """Logits, also with a cache, compared with transformers on the same weights."""
 
 import dataclasses
+import re
 import shutil
 
 import numpy as np
@@ -10,10 +11,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from specjax.checkpoints import load_model
+from specjax.checkpoints.hf import config_to_hf
+from specjax.models import PRESETS, T5Config, model_from_config
 from specjax.models.families import config_from_dict, config_to_dict
 from specjax.models.family import HFFields
 from specjax.models.position_encoding import buckets
 from specjax.models.rope_scaling import scaling_from_hf
+from specjax.tokenizers.model_files import SpecialIds
 from specjax.types import Prompts
 from tests.models.hf_models import HF_CONFIGS, UNTIED, YARN, made
 from tests.models.tiny import error, quick_jit
@@ -118,6 +122,31 @@ def test_relative_position_buckets_are_those_of_transformers(sizes, bidirectiona
     )
     named = dict(zip(("num_buckets", "max_distance"), sizes, strict=True))
     np.testing.assert_array_equal(buckets(distances, bidirectional=bidirectional, **named), theirs)
+
+
+def _on_meta_device(config):
+    """The transformers model of a configuration, without allocated memory."""
+    values = config_to_hf(config, SpecialIds(), np.dtype(np.float32))
+    theirs = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    causal = config.encoder_style is None
+    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSeq2SeqLM
+    with torch.device("meta"):
+        model = kind.from_config(theirs)
+        if isinstance(config, T5Config) and not config.tie_embeddings:  # untie
+            model.lm_head.weight = torch.nn.Parameter(torch.empty(model.lm_head.weight.shape))
+    return model
+
+
+@pytest.mark.parametrize(
+    "name",
+    variants(PRESETS, "t5_v1_1_xl", "gemma4_e2b"),
+)
+def test_presets_count_as_transformers_does(name):
+    made = _on_meta_device(PRESETS[name])
+    scales = (x for x in made.named_buffers() if x[0].endswith("layer_scalar"))
+    parameters = (*made.named_parameters(), *scales)
+    theirs = sum(p.numel() for at, p in parameters if not re.search("vision_tower|multi_modal", at))
+    assert model_from_config(PRESETS[name]).num_params() == theirs
 
 
 def test_the_factors_of_long_texts_are_chosen_for_all_texts():

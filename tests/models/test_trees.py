@@ -195,6 +195,24 @@ def test_the_comparison_sees_a_path_that_is_not_kept():
     assert schedule.worst(rounds=2) > 1e-3
 
 
+@pytest.mark.parametrize("name", variants(NAMES, "umt5", "gemma2"))
+def test_a_chain_as_a_tree_is_the_chain(name):
+    model, params = network(name)
+    filled = quick_jit(model.prefill, static_argnums=2)(
+        params, Prompts(INPUTS, LENGTHS), MAX_LENGTH
+    )
+    block = np.random.default_rng(2).integers(0, 40, (ROWS, 5)).astype(np.int32)
+    tree = shape_of(jnp.tile(jnp.arange(4, dtype=jnp.int32), (ROWS, 1)))
+    given = params, filled.cache, block, filled.positions
+    want, found = quick_jit(model.score)(*given), quick_jit(model.score_tree)(*given, tree)
+    for theirs, ours in zip(jax.tree.leaves(want), jax.tree.leaves(found), strict=True):
+        assert error(ours, theirs) <= 1e-6
+    nodes = np.tile(np.arange(1, 5, dtype=np.int32), (ROWS, 1))
+    written = model.write(filled.cache, want[2], filled.positions)
+    kept = model.keep(written, filled.positions, nodes)
+    jax.tree.map(np.testing.assert_array_equal, kept, written)
+
+
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_nan_stays_in_its_node(platform):
     model, params = network("llama", platform)

@@ -504,3 +504,9 @@ def test_progress_counts_every_row_once(decoder, monkeypatch):
     next(abandoned)
     abandoned.close()
     assert bars[-1].closed and bars[-1].seen < len(PROMPTS)
+
+
+def test_a_pair_lies_on_one_mesh():
+    mesh = partitioning.make_mesh(data=8)
+    with pytest.raises(ValueError, match="different meshes"):
+        specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2, mesh=mesh))

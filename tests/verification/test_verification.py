@@ -11,7 +11,7 @@ import pytest
 from specjax import verification
 from specjax.decoding.blocks import draw_after, judge
 from specjax.types import DraftBlock, DraftTraits, ScoredBlock
-from tests.tables import VERIFICATIONS, random_distributions
+from tests.tables import RULES, VERIFICATIONS, p_value, random_distributions
 
 
 def expected_tokens(algorithm, q, pi, length):
@@ -85,6 +85,59 @@ def test_block_equals_token_for_a_deterministic_drafter():
     pi = random_tree(1, vocab, length)
     got = [expected_tokens(VERIFICATIONS[n], q, pi, length) for n in ("Token", "Block")]
     assert got[0] == pytest.approx(got[1], abs=1e-6)
+
+
+def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
+    """Sampled: counts of (number accepted, emitted tokens) of `draws` first rounds."""
+    pi = jax.vmap(rule)(q, p, q, p)
+
+    @jax.jit
+    def sample(keys):
+        def one(key):
+            draft_key, verify_key = jax.random.split(key)
+            tokens = jax.random.categorical(draft_key, jnp.log(q[:-1])).astype(jnp.int32)
+            block = ScoredBlock(tokens, q, pi, jnp.int32(length))
+            carry = algorithm.init_carry(length)
+            out = verification.verify(algorithm, verify_key, block, carry)
+            return tokens, out.num_accepted, out.next_token
+
+        return jax.vmap(one)(keys)
+
+    tokens, accepted, following = map(np.asarray, sample(jax.random.split(rounds_key, draws)))
+    vocab = q.shape[1]
+    seen: dict[tuple[int, ...], float] = {}
+    for row, n, token in zip(tokens, accepted, following, strict=True):
+        outcome = (*row[:n].tolist(), int(token))
+        seen[outcome] = seen.get(outcome, 0) + 1
+    want: dict[tuple[int, ...], float] = {}
+    following = jax.jit(verification.next_token_probs)
+    for block in itertools.product(range(vocab), repeat=length):
+        weight = float(np.prod([q[i, x] for i, x in enumerate(block)]))
+        given = ScoredBlock(jnp.array(block, jnp.int32), q, pi, jnp.int32(length))
+        acceptance = _acceptance(algorithm)(*given[:4])
+        counts = np.asarray(verification.num_accepted_probs(algorithm, acceptance.thresholds))
+        for n in range(length + 1):
+            nxt = following(acceptance, given, jnp.int32(n))
+            for token, chance in enumerate(np.asarray(nxt)):
+                outcome = (*block[:n], token)
+                want[outcome] = want.get(outcome, 0.0) + weight * counts[n] * float(chance)
+    return seen, want
+
+
+@pytest.mark.parametrize("name", VERIFICATIONS)
+def test_sampled_rounds_follow_the_law(name):
+    draws, length = 20_000, 3
+    q, p = (jnp.asarray(random_distributions(s, length + 1, 4, 0.2)) for s in (11, 12))
+    seen, want = law_of_rounds(
+        VERIFICATIONS[name], RULES["Lossy"], q, p, length, jax.random.key(3), draws
+    )
+    assert p_value(seen, want, draws) > 1e-4
+    # The control: the same draws against a law that is off by 2 % in total variation.
+    ordered = sorted(want, key=want.__getitem__)
+    wrong = dict(want)
+    wrong[ordered[-1]] -= 0.02
+    wrong[ordered[-2]] += 0.02
+    assert p_value(seen, wrong, draws) < 1e-4
 
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
