@@ -126,7 +126,7 @@ def law_of_rounds(algorithm, rule, q, p, length, rounds_key, draws):
 
 @pytest.mark.parametrize("name", VERIFICATIONS)
 def test_sampled_rounds_follow_the_law(name):
-    draws, length = 20_000, 3
+    draws, length = 60_000, 3
     q, p = (jnp.asarray(random_distributions(s, length + 1, 4, 0.2)) for s in (11, 12))
     seen, want = law_of_rounds(
         VERIFICATIONS[name], RULES["Lossy"], q, p, length, jax.random.key(3), draws
@@ -230,7 +230,7 @@ def test_what_is_no_block_of_an_algorithm_is_refused(algorithm, change, carry, m
         )
     )
     call = functools.partial(verification.verify, algorithm, jax.random.key(0))
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError, match=message or None):
         jax.eval_shape(call, block, carry)
 
 
