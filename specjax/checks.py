@@ -105,7 +105,8 @@ def _suggestion(option: str, value: Any, known: Collection[str]) -> str:
 
 def short_repr(value: Any) -> str:
     """A value for a message: on one line, and not long."""
-    text = " ".join(repr(value).split())
+    # Spaces may be what is wrong with a text, whose repr is one line.
+    text = repr(value) if isinstance(value, str) else " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -202,14 +202,14 @@ def save_t5x_pair(
       check_weights: see `load_model`.
     """
     arrays: dict[str, Any] = {}
-    configs, step = {}, 0
-    for role, source in (("drafter", drafter), ("verifier", verifier)):
-        own, step, configs[role] = _t5x_arrays(Path(source), check_weights)
+    configs, steps = {}, {}
+    for role, source in (("verifier", verifier), ("drafter", drafter)):
+        own, steps[role], configs[role] = _t5x_arrays(Path(source), check_weights)
         arrays |= {f"{role}/{name}": value for name, value in own.items()}
     disk = _disk_dtype(arrays, dtype)
     with new_directory(Path(path)) as directory:
         copy_tokenizer_files(Path(verifier), directory)
-        t5x.write_t5x(directory, arrays, step=step, dtype=disk)
+        t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)
         if all(configs.values()):
             # For use after gin_configs/t5x/models/encoder_decoder.gin.
             included = "t5x/models/encoder_decoder.gin"

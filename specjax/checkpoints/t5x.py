@@ -157,7 +157,11 @@ def _check_chunks(folder: Path, name: str, array: ts.TensorStore) -> None:
     absent = math.prod(grid)
     for path in folder.rglob("*"):
         places = path.relative_to(folder).as_posix().split(separator)
-        if path.is_file() and len(places) == len(grid) and all(map(str.isdecimal, places)):
+        if (
+            path.is_file()
+            and len(places) == len(grid)
+            and all(x.isdecimal() and x == str(int(x)) for x in places)
+        ):
             absent -= all(int(place) < n for place, n in zip(places, grid, strict=True))
     if absent:
         raise MissingFileError(

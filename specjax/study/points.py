@@ -206,6 +206,7 @@ class Points:
                 values["expected"] = self.estimates[setting].to_dict()
             text = json.dumps(values, allow_nan=False, ensure_ascii=False)
             lines.append(text.encode(errors="backslashreplace") + b"\n")
+        self._run.write(POINTS_NAME, b"".join(lines))  # before a plot can fail
         # The failures of an earlier grid are not tried again.
         failures = {
             setting.described(): points[setting].about["error"]
@@ -215,8 +216,7 @@ class Points:
         best = tables.best_rows(scored, quality, bootstrap)
         if not scored:
             best = tables.estimated_rows([*self.estimates.values()])
-        files = {POINTS_NAME: b"".join(lines)}
-        files |= plots.draw_acceptance(self.estimates, self.frontier)
+        files = plots.draw_acceptance(self.estimates, self.frontier)
         rows = {"best": best, "settings": tables.flat_rows(scored, self.estimates)}
         table_2: tables.Rows = []
         if quality is not None:
