@@ -42,7 +42,9 @@ __all__ = [
 def expected_tokens(acceptance: float, draft: int) -> float:
     """The expected number of tokens of a round: (1 - a^{k+1}) / (1 - a).
 
-    a is the rate at which a drafted token is accepted, k the number of drafted tokens.
+    Args:
+      acceptance: a in [0, 1], the rate at which a drafted token is accepted.
+      draft: k >= 0, the number of drafted tokens.
 
     Source: arXiv 2211.17192, equation 1.
     """
@@ -74,6 +76,11 @@ def tokens_generating_function(acceptance: float, draft: int, x: float) -> float
 
     phi_{a,k}(x) = 1 + (x - 1) (1 - (a x)^{k+1}) / (1 - a x).
 
+    Args:
+      acceptance: a in [0, 1].
+      draft: k >= 0.
+      x: in [0, 1].
+
     Source: arXiv 2312.11462, theorem 4.1.
     """
     a, k = _rate("acceptance", acceptance), _count("draft", draft)
@@ -82,7 +89,12 @@ def tokens_generating_function(acceptance: float, draft: int, x: float) -> float
 
 
 def speculative_ewif(acceptance: float, draft: int, cost: float) -> float:
-    """The EWIF of one drafter, whose pass costs c: (1 - a^{k+1}) / ((1 - a) (c k + 1)).
+    """The EWIF of one drafter: (1 - a^{k+1}) / ((1 - a) (c k + 1)).
+
+    Args:
+      acceptance: a in [0, 1].
+      draft: k >= 0.
+      cost: c >= 0, of a pass of the drafter.
 
     Source: arXiv 2211.17192, theorem 3.8; arXiv 2312.11462, corollary 4.2.
     """
@@ -93,7 +105,13 @@ def speculative_ewif(acceptance: float, draft: int, cost: float) -> float:
 def optimal_draft(acceptance: float, cost: float, longest: int = 64) -> int:
     """The draft length of the highest EWIF; 0 if no length is faster than the verifier alone.
 
-    Of equally good lengths it is the shortest. If a = 1 and c < 1, it is the longest possible one.
+    Args:
+      acceptance: a in [0, 1].
+      cost: c >= 0, of a pass of the drafter.
+      longest: the longest possible draft, >= 0; the result if a = 1 and c < 1.
+
+    Returns:
+      The shortest of the best lengths.
 
     Source: arXiv 2211.17192, section 3.5.
     """
@@ -144,8 +162,11 @@ def tokens_of_models(
 def vertical_expected_tokens(acceptance: float, inner: float, draft: int, rounds: int) -> float:
     """The expected tokens of a round with n inner rounds: (1 - a phi_{a',k}(a)^n) / (1 - a).
 
-    The verifier accepts the middle model's tokens at the rate a (`acceptance`), the middle model
-    those of the level below at a' (`inner`); k tokens are drafted in an inner round.
+    Args:
+      acceptance: a in [0, 1], the rate at which the verifier accepts the middle model's tokens.
+      inner: a' in [0, 1], the rate at which the middle model accepts those of the level below.
+      draft: k >= 0, tokens drafted in an inner round.
+      rounds: n >= 0, inner rounds.
 
     Source: arXiv 2312.11462, theorem 4.3.
     """
@@ -160,7 +181,12 @@ def vertical_ewif(
 ) -> float:
     """The EWIF of a vertical cascade: its expected tokens over 1 + n c_1 + n k c_2.
 
-    `costs` are c_1 of the middle model and c_2 of the level below; see `vertical_expected_tokens`.
+    Args:
+      acceptance: see `vertical_expected_tokens`.
+      inner: see there.
+      draft: k.
+      rounds: n.
+      costs: c_1 of the middle model, c_2 of the level below, each >= 0.
 
     Source: arXiv 2312.11462, theorem 4.3.
     """
@@ -172,7 +198,9 @@ def vertical_ewif(
 def horizontal_ewif(acceptances: Sequence[float], costs: Sequence[float]) -> float:
     """The EWIF of a horizontal cascade: sum_{i=0..k} prod_{j<=i} a_j, over 1 + sum c_i.
 
-    Position i of the block has the rate a_i and the cost c_i of its drafter.
+    Args:
+      acceptances: a_1 .. a_k, for each position of the block the rate of its drafter.
+      costs: c_1 .. c_k, for each position the cost of its drafter.
 
     Source: arXiv 2312.11462, theorem 4.5.
     """

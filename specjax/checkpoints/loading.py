@@ -188,9 +188,16 @@ def load_model(
     else:
         params = materialise(reader, pieces, others=others, **options)
     starts = getattr(model.config, "decoder_start_token", None)
-    ids = dataclasses.replace(ids, decoder_start=starts)
-    where = opened.path, opened.format
-    return LoadedModel(model, params, model.config, *where, ids, opened.step, disk)
+    return LoadedModel(
+        model=model,
+        params=params,
+        config=model.config,
+        path=opened.path,
+        format=opened.format,
+        special_ids=dataclasses.replace(ids, decoder_start=starts),
+        step=opened.step,
+        stored_dtype=disk,
+    )
 
 
 def read_config(path: PathLike, config: ModelConfig | PathLike | None = None) -> ModelConfig:

@@ -90,24 +90,30 @@ def save_model(
     check_format(config, format)
     disk_dtype = _disk_dtype(flat, dtype)
     ids = _all_ids(config, special_ids, tokenizer_from)
-    longest: dict[str, Any] = {"max_position_embeddings": max_position_embeddings}
+    longest = max_position_embeddings
     with new_directory(Path(path), replace=replace) as directory:
         if tokenizer_from is not None and jax.process_index() == 0:
             copy_tokenizer_files(Path(tokenizer_from), directory)
         if format == "hf":
-            hf.write_hf(directory, config, flat, ids=ids, dtype=disk_dtype, **longest)
+            hf.write_hf(
+                directory, config, flat, ids=ids, dtype=disk_dtype, max_position_embeddings=longest
+            )
         elif format == "t5x":
             assert isinstance(config, T5Config)
             written, arrays = as_t5x(config, flat)
             t5x.write_t5x(directory, arrays, step=step, dtype=disk_dtype)
             (directory / GIN_FILES[0]).write_text(gin_text({"": written}))
         else:
-            same = lambda x: x if x.dtype == disk_dtype else x.astype(disk_dtype)  # noqa: E731
-            orbax.write_orbax(directory, jax.tree.map(same, params))
+            orbax.write_orbax(
+                directory,
+                jax.tree.map(
+                    lambda x: x if x.dtype == disk_dtype else x.astype(disk_dtype), params
+                ),
+            )
             stored = config_to_dict(config.replace(param_dtype=disk_dtype))
             values = {"version": VERSION, "config": stored, "step": step, **ids.to_json()}
-            if max_position_embeddings is not None:
-                values |= longest
+            if longest is not None:
+                values["max_position_embeddings"] = longest
             if jax.process_index() == 0:
                 write_json(directory / SPECJAX_FILE, values)
         if jax.process_index() == 0:

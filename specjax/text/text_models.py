@@ -274,7 +274,6 @@ def check_vocabularies(name: str, ours: Words, verifier: Words) -> None:
 
 
 def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
-
     def token(words: Tokenizer, i: int) -> str:
         return repr(words.token(i)) if i < words.vocab_size else "absent"
 

@@ -171,26 +171,28 @@ def train_head(
             "order": None,
         },
     }
-    progress = recipe.progress
     with run_directory(output_dir, (HEAD_NAME, RESULTS_NAME, DATA_NAME)) as run:
         pair = make_pair()
         _check_pair(run, pair, bool(install))
+        prompts = {
+            name: ReadPrompts(pair.verifier, recipe.labelling, each, name, progress=recipe.progress)
+            for name, each in examples.items()
+        }
+        trainer = recipe.trainer(len(prompts["training"].tokens))
+        task = recipe.task(pair.drafter.width)
         data = {
             name: HeadData(
                 run=run,
                 pair=pair,
-                prompts=ReadPrompts(
-                    pair.verifier, recipe.labelling, examples[name], name, progress=progress
-                ),
+                prompts=prompts[name],
                 name=name,
                 rows_per_batch=recipe.rows_per_batch,
-                row_multiple=len(recipe.trainer(1).devices()),
-                progress=progress,
+                row_multiple=len(trainer.devices()),
+                progress=recipe.progress,
                 **way,
             )
             for name, way in ways.items()
         }
-        trainer, task = recipe.trainer(len(data["training"])), recipe.task(pair.drafter.width)
 
         def grow() -> HeadData:
             for labelled in data.values():
