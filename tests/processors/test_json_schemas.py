@@ -154,6 +154,19 @@ RINGS = {
 SELF: dict = {"type": "array"}
 SELF["items"] = SELF
 REFUSED = {
+    "schema.maxLength is not supported beside format": {"format": "date", "maxLength": 3},
+    "schema.format is not supported beside pattern": {"format": "date", "pattern": "a"},
+    "schema.const is not supported beside enum": {"enum": [1], "const": 1},
+    "schema.anyOf is not supported beside properties": {"properties": {}, "anyOf": [{}]},
+    r"schema.minLength is not supported beside \$ref": {"$ref": "#/$defs/x", "minLength": 1},
+    "schema.items is not supported beside properties": {"properties": {}, "items": {}},
+    'schema.minItems must be a whole number, at least 0, got "3"': {"minItems": "3"},
+    r"schema.anyOf must be a list of schemas, not empty, got \[\]": {"anyOf": []},
+    "schema.anyOf must be a list of schemas, not empty, got null": {"anyOf": None},
+    "schema.prefixItems must be a list of schemas, .* got null": {"prefixItems": None},
+    r"schema.type must be one of .* got \[\]": {"type": []},
+    "schema.minProperties is not supported": {"type": "object", "minProperties": 1},
+    r"schema.\$ref must be a part of the schema": {"$ref": "http://x/y"},
     "schema .* has more than 2097152 characters": nested(16, array),
     "schema .* takes more than 1024 MB to compile": nested(40, array),
     "schema.*takes more than 1024 MB to compile, or is nested too": nested(200, holder),
