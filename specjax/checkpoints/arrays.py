@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.checkpoints.gguf_blocks import QuantisedMatrix
 from specjax.checks import join_names
 from specjax.errors import UserError
 from specjax.memory import check_fits
@@ -194,6 +195,8 @@ def materialise(
 
 
 def _place(view: View, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
+    if isinstance(view, QuantisedMatrix) and len(sharding.device_set) == 1:
+        return view.place(dtype, sharding).block_until_ready()
     placed = jax.make_array_from_callback(
         view.shape, sharding, lambda index: copy_as(view[index], dtype)
     )
@@ -233,6 +236,8 @@ def copy_as(view: View, dtype: np.dtype) -> np.ndarray:
     """A new C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
     if isinstance(view, np.ndarray) and (view.ndim != 2 or view.flags.c_contiguous):
         return np.array(view, dtype=dtype, order="C")
+    if isinstance(view, QuantisedMatrix):
+        return np.asarray(view, dtype)
     out = np.empty(view.shape, dtype)
     for matrix, place in matrices_of(view, out):
         for start in range(0, matrix.shape[1], 64):
@@ -248,6 +253,7 @@ def matrices_of(view: View, *others: np.ndarray) -> Iterable[tuple[Any, ...]]:
 
 def same_values(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays have equal bits, compared a few rows at a time."""
+    a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     a, b = (x.reshape(x.shape[0] if x.ndim else 1, -1) for x in (a, b))

@@ -1,4 +1,4 @@
-"""The weights of GGUF files by Hugging Face's names, those in 4 to 8 bits as float32.
+"""The weights of GGUF files by Hugging Face's names, those in 2 to 8 bits as floats.
 
 llama.cpp's converter changes some weights, which is undone here: the two halves of each rotation in
 a Llama's queries and keys are interleaved, and a Gemma's norms include the 1 that the network adds.
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.arrays import ArraySpec
+from specjax.checkpoints.gguf_blocks import KINDS, QuantisedMatrix
 from specjax.checkpoints.hf import HFReader, open_hf
 from specjax.checks import require
 from specjax.errors import UserError
@@ -93,26 +94,27 @@ class GGUFReader:
             inner = "pre_feedforward_layernorm"
         return f"model.layers.{layer}.{inner}{ending}"
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         for name in names:
             yield name, self.read(name)
 
-    def read(self, name: str) -> np.ndarray:
-        """Maps an array of floats, and dequantises any other."""
-        kind, start, rows = self._places[name]
-        spec = self.specs[name]
-        array = np.asarray(np.memmap(self.directory, np.uint8, "r", start, rows))
-        if kind.name in _FLOATS:
-            array = array.view(spec.dtype)
-        else:
-            array = self._gguf.quants.dequantize(array, kind)
+    def read(self, name: str) -> np.ndarray | QuantisedMatrix:
+        """Maps an array of floats; any other becomes floats, some where they are placed."""
+        kind, start, shape = self._places[name]
+        array = np.asarray(np.memmap(self.directory, np.uint8, "r", start, shape))
         if self._architecture == "llama" and re.search("[qk]_proj", name):
-            # Each head's entries are in pairs: the first of either half, then the second, ...
+            # Each head's rows are in pairs: the first of either half, then the second, ...
             heads = self._metadata["llama.attention.head_count"]
             if "k_proj" in name:
                 heads = self._metadata.get("llama.attention.head_count_kv", heads)
-            pairs = array.reshape(heads, -1, 2, *spec.shape[1:])
-            return pairs.swapaxes(1, 2).reshape(spec.shape)
+            rows = array.reshape(heads, -1, 2, array.size // self.specs[name].shape[0])
+            array = rows.swapaxes(1, 2).reshape(shape)
+        if kind.name in _FLOATS:
+            array = array.view(self.specs[name].dtype)
+        elif kind.name in KINDS and array.ndim == 2:
+            return QuantisedMatrix(array, kind.name)
+        else:
+            array = self._gguf.quants.dequantize(array, kind)
         if self._architecture.startswith("gemma") and name.endswith("norm.weight"):
             return array - 1
         return array
