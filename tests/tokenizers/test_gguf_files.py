@@ -395,10 +395,9 @@ def test_a_reader_without_the_limit_is_refused(tmp_path, monkeypatch):
         read_header(write_header(tmp_path / "m.gguf", SMALL))
 
 
-@pytest.mark.parametrize("kind", ["str[]", "i[]"])
-def test_the_values_of_a_header_have_a_limit(tmp_path, monkeypatch, kind):
+def test_the_values_of_a_header_have_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_files, "_MOST_READS", 1000)
-    many = packed(kind, [])[:8] + struct.pack("<Q", 2000) + bytes(16_000)
+    many = packed("str[]", [])[:8] + struct.pack("<Q", 2000) + bytes(16_000)
     with pytest.raises(UserError, match=r"its header has more than 1,000 values"):
         read_header(write_header(tmp_path / "m.gguf", SMALL | {"x": ("", many)}))
 
