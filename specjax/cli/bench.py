@@ -63,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter", help="the drafter's or draft head's directory (default: built-in)"
     )
     parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
+    parser.add_argument(
+        "--weights",
+        choices=["int8", "int8+embedding"],
+        help="both models' matrices in 8 bits (default: the floats of their files)",
+    )
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
     parser.add_argument(
         "--chat", action="store_true", help="give each prompt to the model's chat template"
@@ -107,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = load(args, chat=args.chat)
+    pair, tokens = load(args, chat=args.chat, weights=args.weights)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     acceptance: dict[float, list[float]] = {}
@@ -127,7 +132,9 @@ def run(args: argparse.Namespace) -> int:
                     decoders[0], list(chunks[0]), max_new_tokens=1, progress=False
                 ),
             )
-            passes[batch, length] = _of_passes(times[length], length)
+            passes[batch, length] = of = _of_passes(times[length], length)
+            c, r = (of[name] / of["verifier_ms"] for name in ("draft_ms", "check_ms"))
+            print(f"B={batch} G={length}: c = {c:.2f}, r = {r:.2f}", flush=True)
         for temperature in args.temperatures:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
             decoders = _decoders(pair, tokens, args, batch, temperature)
@@ -168,11 +175,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def load(args: argparse.Namespace, *, chat: bool = False) -> tuple[Pair, list[np.ndarray]]:
+def load(
+    args: argparse.Namespace, *, chat: bool = False, weights: str | None = None
+) -> tuple[Pair, list[np.ndarray]]:
     """Loads the pair and the tokens of the prompts."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
-    pair = load_pair(drafter=args.drafter, verifier=args.verifier)
+    pair = load_pair(drafter=args.drafter, verifier=args.verifier, weights=weights)
     if "drafter" not in pair.named:
         raise UserError(
             "drafter must be given, too, because bench measures what its passes cost; specjax "

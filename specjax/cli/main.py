@@ -41,6 +41,10 @@ COMMANDS = {
         "specjax.cli.demo_chat",
         "a real chat model answers alone and with drafts (extra: chat)",
     ),
+    "demo code": (
+        "specjax.cli.demo_code",
+        "your pair of models writes functions alone and with drafts; their tests run",
+    ),
     "infer": (
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",

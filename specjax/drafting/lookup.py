@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32
 
-from specjax.checks import check_count, check_path
+from specjax.checks import check_count, check_path, one_number
 from specjax.decoding.blocks import draft_probs, drafted_sources
 from specjax.decoding.history import put_at
 from specjax.drafting.cascades import SeveralDrafters, SeveralState, Widened
@@ -92,6 +92,8 @@ class Lookup(Drafter):
       min_match: it copies only if that many tokens at the text's end have occurred before;
         otherwise the decoder's drafter drafts. None: no model drafts.
       max_copy: the longest copied block; the decoder's `max_draft` by default.
+      copy_factor: a copy has at most this times the length of its match, rounded up, as a longer
+        match promises a longer copy (SuffixDecoding, arXiv 2411.04975); None: up to `max_copy`.
       copies: the number of earlier occurrences that are copied. With several, drafts are trees.
       vocab_size: V; the verifier's when it is bound.
     """
@@ -103,6 +105,7 @@ class Lookup(Drafter):
     bigram: Bigram | str | os.PathLike[str] | None = None
     min_match: int | None = None
     max_copy: int | None = None
+    copy_factor: float | None = None
     copies: int = 1
     vocab_size: int = 0
 
@@ -112,6 +115,9 @@ class Lookup(Drafter):
         for name in ("min_match", "max_copy", "max_ngram"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), "give a number of tokens, or None")
+        if self.copy_factor is not None:
+            factor = one_number("copy_factor", self.copy_factor, low=0.0, open_low=True)
+            object.__setattr__(self, "copy_factor", factor)
         check_count("copies", self.copies, "give the number of copies")
         check_count("min_ngram", self.min_ngram, "give a number of tokens")
         check_count("vocab_size", self.vocab_size, "leave it out", low=0)
@@ -235,8 +241,13 @@ class Lookup(Drafter):
         """
         place, step = state.match.places[:, None], jnp.arange(self.max_draft + 1, dtype=jnp.int32)
         left = jnp.maximum(state.lengths[:, None] - place, 1)
-        follows = jnp.broadcast_to(self.match_lengths(state)[:, None] > 0, (tokens.size, step.size))
-        ahead = jnp.broadcast_to(step[None], follows.shape)
+        matching = self.match_lengths(state)[:, None]
+        ahead = jnp.broadcast_to(step[None], (tokens.size, step.size))
+        if self.copy_factor is None:
+            follows = jnp.broadcast_to(matching > 0, ahead.shape)
+        else:
+            most = jnp.ceil(matching.astype(jnp.float32) * self.copy_factor)
+            follows = ahead < most.astype(jnp.int32)
         if self.overlap:
             ahead = ahead % left
         else:

@@ -165,6 +165,12 @@ bench --inputs=in.txt --max-tokens=4
     --max-tokens=4: unknown option; did you mean --max-new=4?
 bench --inputs=in.txt --num-speculative-tokens 4
     --num-speculative-tokens: unknown option; did you mean --drafts?
+demo code --verifier=x --max-draft=0
+    --max-draft must be a whole number of at least 1, got 0...
+demo code --verifier=nowhere
+    --verifier='nowhere': no such file or directory...
+demo code
+    the following arguments are required: --verifier...
 demo chat --model=x
     --model=x: unknown option; did you mean --verifier=x?
 bench --inputs=pair
@@ -766,7 +772,7 @@ def test_what_is_typed_gets_one_line(tmp_path, monkeypatch, capsys, typed, told)
     shown = capsys.readouterr()
     *notes, line = shown.err.splitlines()
     assert all(note.startswith("specjax: ") for note in notes)
-    command = re.match("train (drafter|head|bigram)\\b|demo chat\\b|[^ ]+", typed)[0]
+    command = re.match("train (drafter|head|bigram)\\b|demo (chat|code)\\b|[^ ]+", typed)[0]
     pattern = ".*".join(map(re.escape, " ".join(told.split()).split("...")))
     assert re.fullmatch(f"specjax {command}: {pattern}", line), line
     assert shown.out == "" and sorted(tmp_path.rglob("*")) == before

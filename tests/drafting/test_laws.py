@@ -159,6 +159,12 @@ LOOKUPS = {
         (),
     ),
     "copies or chain": Case(drafting.lookup.LookupFirst(COPIES, CHAIN, min_match=2), ((), OF_B)),
+    "as long as matches say": Case(
+        drafting.lookup.LookupFirst(
+            dataclasses.replace(COPIES, copy_factor=0.5), CHAIN, min_match=2
+        ),
+        ((), OF_B),
+    ),
 }
 CHAINS = {
     **PLAIN,

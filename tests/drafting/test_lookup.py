@@ -1,6 +1,7 @@
 """Max-Gram against a naive implementation, and against prompt lookup in transformers."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ DRAFTERS = {
     "long": Lookup(max_copy=G, vocab_size=2, max_ngram=9, min_ngram=2),
     "overlap": Lookup(max_copy=G, vocab_size=3, overlap=True),
     "one token": Lookup(max_copy=G, vocab_size=1, max_ngram=1),
+    "as long as matches say": Lookup(max_copy=G, vocab_size=2, min_ngram=2, copy_factor=0.7),
 }
 
 
@@ -36,7 +38,8 @@ def naive(drafter, context, table):
     if most >= drafter.min_ngram:
         end = max(ends) if drafter.latest else min(ends)
         text = list(context)
-        while len(block) < drafter.max_draft and (drafter.overlap or end < len(context)):
+        longest = min(drafter.max_draft, math.ceil(most * (drafter.copy_factor or G)))
+        while len(block) < longest and (drafter.overlap or end < len(context)):
             block.append(text[end])
             text.append(text[end])
             end += 1
