@@ -12,6 +12,7 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tqdm
 
 from specjax.checkpoints.gguf_blocks import QuantisedMatrix
 from specjax.checks import join_names
@@ -181,16 +182,19 @@ def materialise(
 
     largest_first = sorted(users, key=size, reverse=True)
     flat: dict[str, Any] = {}
-    for source, array in reader.arrays(largest_first):
-        for path in users[source]:
-            view = pieces[path].view(array)
-            if others is not None and path in others:
-                flat[path] = others[path](view)
-                continue
-            flat[path] = _place(view, dtype, shardings[path])
-            if check:
-                check_shards(f"{reader.directory}: {path}", flat[path])
-        del array  # before the reader reads the next array
+    shown: Any = {"total": sum(map(size, users)), "unit": "B", "unit_scale": True, "leave": False}
+    with tqdm.tqdm(**shown, desc=reader.directory.name, disable=None, delay=2.0) as bar:
+        for source, array in reader.arrays(largest_first):
+            for path in users[source]:
+                view = pieces[path].view(array)
+                if others is not None and path in others:
+                    flat[path] = others[path](view)
+                    continue
+                flat[path] = _place(view, dtype, shardings[path])
+                if check:
+                    check_shards(f"{reader.directory}: {path}", flat[path])
+            del array  # before the reader reads the next array
+            bar.update(size(source))
     return unflatten({path: flat[path] for path in pieces})
 
 
