@@ -203,6 +203,7 @@ class Texts:
       processors: change the distributions.
       between: changes the states of rows between two rounds, by committed tokens alone.
       log_probs: whether `ends` have log-probabilities.
+      predictions: of the rows in turn, the tokens of a text that drafts may be copied from.
 
     Attributes:
       ends: for each row the state in which each text ended.
@@ -210,9 +211,17 @@ class Texts:
     """
 
     def __init__(
-        self, method, *, max_new=NEW, processors=None, between=lambda state: state, log_probs=False
+        self,
+        method,
+        *,
+        max_new=NEW,
+        processors=None,
+        between=lambda state: state,
+        log_probs=False,
+        predictions=None,
     ):
         self.method, self.max_new, self.processors = method, max_new, processors
+        self.predictions = predictions
         self.between, self.log_probs = between, log_probs
         self.choices, self.ends, self.drafted = Choices(), [], set()
         self.outcomes = round_slots(method)
@@ -294,9 +303,19 @@ class Texts:
             limits=np.array([row.limit for row in rows]),
             draft_limits=np.array(limits, np.int32),
             sampling=Sampling(temperatures, processors=self.processors),
+            predictions=self._predicted(len(rows)),
         )
         state = self.method.init(params, batch, max_new=self.max_new, log_probs=self.log_probs)
         return state._replace(keys=None)
+
+    def _predicted(self, rows):
+        if self.predictions is None:
+            return None
+        predicted = np.full((rows, max(map(len, self.predictions))), -1, np.int32)
+        for i, row in enumerate(predicted):
+            text = self.predictions[i % len(self.predictions)]
+            row[: len(text)] = text
+        return predicted
 
     def _after(self, params, rule, batch):
         """The states after a round of all choices, and the chances `[states, C]` of these."""

@@ -185,6 +185,11 @@ class Method(abc.ABC):
         return False
 
     @property
+    def reads_predictions(self) -> bool:
+        """Whether drafts are copied from `PromptBatch.predictions`, too."""
+        return False
+
+    @property
     def nan_sources(self) -> tuple[str, ...]:
         """The possible sources of NaN; see `DecodeInfo.nan_in`."""
         return self.model_names
@@ -854,6 +859,7 @@ def check_prompts(method: Any, prompts: PromptBatch, copies: int, max_new: int) 
         "ids": ("[B]", (rows,), 0, _WORD),
         "prefix": ("[B, F]", (rows, forced), 0, last),
         "prefix_lengths": ("[B]", (rows,), 0, forced),
+        "predictions": ("[B, E]", (rows, *np.shape(prompts.predictions)[1:]), -1, last),
     }
     for name, (axes, shape, low, high) in spans.items():
         if (value := getattr(prompts, name)) is not None:

@@ -547,6 +547,10 @@ class Speculative(Round, Method):
         return self.drafter.traits.independent_rows and len(self.verifier_widths) == 1
 
     @property
+    def reads_predictions(self) -> bool:
+        return self.drafter.traits.reads_predictions
+
+    @property
     def source_names(self) -> tuple[str, ...]:
         return (*OWN, *self.drafter.source_names)
 

@@ -37,6 +37,8 @@ from specjax.types import (
 
 # The number of tokens compared in a pass over the context; longer matches are rare.
 _AT_ONCE = 8
+# The tokens of a prompt's end that lead to the beginning of a predicted text.
+_TAIL = 16
 
 
 class Match(NamedTuple):
@@ -175,7 +177,9 @@ class Lookup(Drafter):
     @property
     def traits(self) -> DraftTraits:
         # A proposal also depends on the beginning of its block.
-        return DraftTraits(prefix_only=False, independent_rows=True, catches_up=True)
+        return DraftTraits(
+            prefix_only=False, independent_rows=True, catches_up=True, reads_predictions=True
+        )
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -192,7 +196,11 @@ class Lookup(Drafter):
                 forced = prefix.shape[1]
             lengths = lengths + jnp.asarray(forced, jnp.int32)
         only_outputs = isinstance(params, NGrams) and params.start >= 0
-        return self._state(context, lengths, jnp.where(only_outputs, begins, 0))
+        begins = jnp.where(only_outputs, begins, 0)
+        if prompts.predictions is not None:
+            context, shift = _after_prediction(context, lengths, prompts.predictions)
+            lengths, begins = lengths + shift, begins + shift
+        return self._state(context, lengths, begins)
 
     def propose(
         self, params: Params, state: LookupState, inputs: DraftInputs
@@ -267,6 +275,21 @@ class Lookup(Drafter):
             chain.append(last)
             count += going.astype(jnp.int32)
         return jnp.stack(chain, axis=1), jnp.minimum(count, self.max_draft)
+
+
+def _after_prediction(
+    context: Int32[Array, "B C"], lengths: Int32[Array, " B"], predictions: Int32[Array, "B E"]
+) -> tuple[Int32[Array, "B D"], int]:
+    """Puts a predicted text before the context, and says how many tokens now precede the context.
+
+    The context's ending stands before the prediction, so that it matches there at first. -1 matches
+    nothing.
+    """
+    place = lengths[:, None] - _TAIL + jnp.arange(_TAIL, dtype=jnp.int32)[None]
+    tail = jnp.take_along_axis(context, jnp.maximum(place, 0), axis=1)
+    end = jnp.full((len(context), 1), -1, jnp.int32)
+    before = [jnp.where(place >= 0, tail, -1), predictions.astype(jnp.int32), end]
+    return jnp.concatenate([*before, context], axis=1), _TAIL + predictions.shape[1] + 1
 
 
 def _ending(params: Params, state: LookupState, tokens: Int32[Array, " B"]) -> Int32[Array, "B T"]:
@@ -439,6 +462,7 @@ class LookupFirst(SeveralDrafters):
             random_stops=traits.random_stops,
             catches_up=traits.catches_up,
             reads_verifier_hidden=traits.reads_verifier_hidden,
+            reads_predictions=True,
         )
 
     def describe(self) -> Any:

@@ -213,6 +213,7 @@ class Decoder:
         log_probs: bool = False,
         top_log_probs: int | None = None,
         sources: bool = False,
+        predictions: Sequence[str | Sequence[int] | np.ndarray | None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> Result:
@@ -240,6 +241,9 @@ class Decoder:
           top_log_probs: k: the verifier reads the outputs once more, for `Row.top`.
           sources: whether to keep where tokens came from, for `Row.sources` and `Row.show`. It
             compiles a program of its own.
+          predictions: of each prompt a text, or its token ids, that the output may resemble, or
+            None. `Lookup` copies drafts from it, too; outputs follow the same distribution. It
+            compiles a program of its own.
           chat_template_kwargs: more options of the chat template, for all prompts that are chats.
           progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
@@ -264,6 +268,7 @@ class Decoder:
             share_prefix=share_prefix,
             log_probs=log_probs,
             sources=sources,
+            predictions=predictions,
             chat_template_kwargs=chat_template_kwargs,
         )
         if best_of is not None and whole_number("best_of", best_of, low=1) > call.num_samples:
@@ -512,6 +517,7 @@ class Decoder:
         rule: Rule | str | None = None,
         log_probs: bool = False,
         sources: bool = False,
+        predictions: bool = False,
         num_samples: int = 1,
         prefix: Prefix | None = None,
     ) -> Engine:
@@ -522,7 +528,7 @@ class Decoder:
           rows: the number of slots; the batch size by default. It is rounded up to a multiple of
             `num_samples`, and on a mesh of its `data`.
           rule: replaces the Decoder's rule; each strength must be a number.
-          refill, log_probs, sources, num_samples, prefix: see `Engine`.
+          refill, log_probs, sources, predictions, num_samples, prefix: see `Engine`.
 
         Returns:
           An `Engine`, whose requests may have texts.
@@ -533,8 +539,11 @@ class Decoder:
                 "the rule and the sampling of an engine must have scalar values: give different "
                 "values per row in its requests"
             )
-        check_flag("log_probs", log_probs)
-        check_flag("sources", sources)
+        flags: dict[str, Any] = {"log_probs": log_probs, "sources": sources}
+        flags["predictions"] = predictions
+        for name, flag in flags.items():
+            check_flag(name, flag)
+        self._check_copies(predictions)
         rows = self.batch_size if rows is None else rows
         sizes = {"prompt_length": prompt_length, "rows": rows, "num_samples": num_samples}
         for name, size in sizes.items():
@@ -559,8 +568,7 @@ class Decoder:
             refill=refill + -refill % multiple,
             prompt_length=prompt_length,
             num_samples=num_samples,
-            log_probs=log_probs,
-            sources=sources,
+            **flags,
             named=self._draft_option,
             prefix=self._own_prefix(prefix),
             buckets=self.buckets,
@@ -627,6 +635,7 @@ class Decoder:
         share_prefix: Any = False,
         log_probs: Any = False,
         sources: Any = False,
+        predictions: Any = None,
         chat_template_kwargs: Any = None,
     ) -> "_Call":
         """Checks a call, and makes its requests."""
@@ -658,6 +667,8 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             draft_limit=draft_limit,
         )
+        if predictions is not None:
+            requests = self._with_predictions(requests, predictions)
         longest = self.buckets[-1]
         limits = requests_lib.Limits(
             self.method, longest, self.max_new_tokens, sampling, rule, samples
@@ -667,7 +678,30 @@ class Decoder:
         requests_lib.warn_beyond(max(map(len, tokens)), self._contexts)
         if share_prefix:
             prefix = self._whole_prefix(requests_lib.common_of(tokens))
-        return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources)
+        expected = predictions is not None
+        return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources, expected)
+
+    def _check_copies(self, predictions: bool) -> None:
+        if predictions and not self.method.reads_predictions:
+            raise UserError(
+                "predictions must be left out, because no drafter here copies: make the Decoder "
+                'with drafting="Lookup()", or "Lookup(min_match=2)" beside a drafter'
+            )
+
+    def _with_predictions(self, requests: list[Request], predictions: Any) -> list[Request]:
+        self._check_copies(True)
+        listed = isinstance(predictions, Sequence) and not isinstance(predictions, str)
+        if not listed or len(predictions) != len(requests):
+            raise UserError(
+                f"predictions must be {len(requests)} texts, lists of token ids or None, one for "
+                f"each prompt, got {short_repr(predictions)}"
+            )
+        encoded = [
+            None if x is None else requests_lib.encode_output(x, f"predictions[{i}]", self._main)
+            for i, x in enumerate(predictions)
+        ]
+        together = zip(requests, encoded, strict=True)
+        return [dataclasses.replace(request, prediction=text) for request, text in together]
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
         if prefix is not None and getattr(prefix, "params", None) is not self.params:
@@ -748,6 +782,7 @@ class Decoder:
             num_samples=samples,
             log_probs=call.log_probs,
             sources=call.sources,
+            predictions=call.predictions,
             named={"rows": "batch_size", "prompt_length": "buckets", **self._draft_option},
             prefix=call.prefix,
         )
@@ -778,6 +813,7 @@ class _Call(NamedTuple):
     num_samples: int
     log_probs: bool
     sources: bool
+    predictions: bool
 
 
 def _setting_of(setting: Any, given: dict[str, Any]) -> Setting:

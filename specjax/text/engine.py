@@ -253,6 +253,7 @@ class Engine:
         because its filter is not compiled.
       log_probs: whether to keep log-probabilities token by token, unless a request leaves them out.
       sources: whether to keep where each token came from.
+      predictions: whether requests may have a text that drafts are copied from.
       stop, stop_table: a row's text is cut before the first of these strings, and the table ends
         the row there; see `specjax.types.StopState`.
       chat_template_kwargs: options of the chat template, for requests whose prompts are chats.
@@ -285,6 +286,7 @@ class Engine:
         sampling: Sampling,
         log_probs: bool,
         sources: bool,
+        predictions: bool,
         stop: tuple[str, ...],
         stop_table: types.Array | None,
         chat_template_kwargs: Mapping[str, Any],
@@ -304,7 +306,7 @@ class Engine:
         self._stop_table = stop_table
         rule = getattr(params, "rule", None)
         sizes = prompt_length, max_new_tokens
-        self._limits = Limits(method, *sizes, sampling, rule, num_samples, log_probs)
+        self._limits = Limits(method, *sizes, sampling, rule, num_samples, log_probs, predictions)
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._prefix, self._contexts = prefix, contexts
@@ -378,6 +380,9 @@ class Engine:
             drawn = dataclasses.replace(drawn, processors=bound)
             request = dataclasses.replace(request, sampling=drawn)
         requests_lib.check_strengths(request, self._limits)
+        if request.prediction is not None:
+            expected = requests_lib.encode_output(request.prediction, "prediction", self._model)
+            request = dataclasses.replace(request, prediction=expected)
         name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         words = self._model.tokenizer
@@ -618,6 +623,13 @@ class Engine:
         drawn: dict[str, Any] = {
             name: self._drawn(name, requests, rows) for name in requests_lib.DRAWN
         }
+        predictions = None
+        if self._limits.predictions:
+            predictions = np.full((rows, most), -1, np.int32)
+            for row, request in enumerate(requests):
+                if request.prediction is not None:
+                    expected = np.asarray(request.prediction[:most])
+                    predictions[row, : len(expected)] = expected
         chosen = [r.sampling and r.sampling.processors for r in requests]
         leaves = [x and jax.tree.leaves(x) for x in chosen]
         drawn["processors"] = _columns(self._limits.sampling.processors, leaves, rows)
@@ -634,6 +646,7 @@ class Engine:
                 np.int32,
                 rest=longest,
             ),
+            predictions=predictions,
         )
 
     def _drawn(self, name: str, requests: Sequence[Request], rows: int) -> np.ndarray | None:
@@ -756,14 +769,17 @@ class Engine:
         tables = str(jax.tree.map(np.shape, getattr(self.params, "processors", ())))
         beside = 0 if self._prefix is None else self._prefix.nbytes
         flags = tuple(self._by_token.values())
+        flags = (*flags, self._limits.predictions)
         key = (self._rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
         if key in fitting:
             return
         # Only shapes, to allocate nothing.
-        sizes = self._rows, length
         shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(sizes[: x.ndim], x.dtype), self._batch([], 1, 1)
+            lambda x: jax.ShapeDtypeStruct((self._rows, *x.shape[1:]), x.dtype),
+            self._batch([], 1, 1),
         )
+        inputs = jax.ShapeDtypeStruct((self._rows, length), np.int32)
+        shapes = shapes._replace(inputs=inputs)
         check_state_fits(
             self.method,
             self.params,

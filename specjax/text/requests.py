@@ -68,6 +68,8 @@ class Request:
         has the id `id * n + j`, which must be in the same range.
       log_probs: False leaves log-probabilities out of its rows; True is possible if the engine
         keeps them.
+      prediction: a text or token ids that the output may resemble, of which drafts are copied, in
+        an engine with `predictions`. What is beyond the longest output does not count.
     """
 
     prompt: Prompt
@@ -80,6 +82,7 @@ class Request:
     stop: str | Sequence[str] | None = None
     num_samples: int | None = None
     log_probs: bool | None = None
+    prediction: str | Sequence[int] | np.ndarray | None = None
 
 
 class Limits(NamedTuple):
@@ -95,6 +98,7 @@ class Limits(NamedTuple):
     rule: Rule | None
     num_samples: int = 1
     log_probs: bool = False
+    predictions: bool = False
 
 
 def warn_beyond(length: int, contexts: dict[str, int]) -> None:
@@ -172,6 +176,17 @@ def encode(
             f"{name} has token {array[bad][0]}: tokens must be in 0 .. {vocab_size - 1}"
         )
     return array.astype(np.int32)
+
+
+def encode_output(output: Any, name: str, model: TextModel) -> Int32[np.ndarray, " L"]:
+    """Returns the tokens of an output: of a text without its prompt, with the end of a sequence."""
+    if isinstance(output, str):
+        check_unicode(output, name)
+        words = model.tokenizer
+        output = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
+    elif not isinstance(output, Sequence | np.ndarray):
+        raise UserError(f"{name} must be a text or a list of token ids, got {short_repr(output)}")
+    return encode(output, name, model.model.vocab_size)
 
 
 def check_unicode(text: str, name: str) -> None:
@@ -335,6 +350,8 @@ def check_strengths(request: Request, limits: Limits) -> None:
         check_flag("log_probs", request.log_probs)
         if request.log_probs and not limits.log_probs:
             raise UserError("log_probs must be left out: make the engine with log_probs=True")
+    if request.prediction is not None and not limits.predictions:
+        raise UserError("prediction must be left out: make the engine with predictions=True")
     compiled = limits.sampling
     drawn = compiled if request.sampling is None else request.sampling
     for name in DRAWN:

@@ -18,7 +18,7 @@ from specjax.checks import short_repr, whole_number
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.sampling.distributions import confidence, distribution, log_distribution
-from specjax.text.requests import as_sampling, check_unicode, encode
+from specjax.text.requests import as_sampling, encode_output
 from specjax.text.results import Row, TopTokens
 from specjax.text.text_models import TextModel
 from specjax.types import Cache, LanguageModel, Params, Prompts, Sampling
@@ -271,18 +271,9 @@ def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarr
 
 
 def _output_tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
-    words, ids = model.tokenizer, output
     if isinstance(output, Row):
-        ids = [*output.tokens.tolist(), *([] if output.eos_id is None else [output.eos_id])]
-    elif isinstance(output, str):
-        check_unicode(output, name)
-        ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
-    elif not isinstance(output, Sequence | np.ndarray):
-        raise UserError(
-            f"{name} must be a text, a list of token ids or a row of a result, got "
-            f"{short_repr(output)}"
-        )
-    return encode(ids, name, model.model.vocab_size)
+        output = [*output.tokens.tolist(), *([] if output.eos_id is None else [output.eos_id])]
+    return encode_output(output, name, model)
 
 
 def decode_texts(

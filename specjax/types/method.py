@@ -174,6 +174,7 @@ class PromptBatch(NamedTuple):
         limit 0 emits one token per round.
       prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models), or None.
       prefix_lengths: `[B]` int32, or None for F in each row.
+      predictions: `[B, E]` int32, -1 after their ends, or None; see `Prompts`.
     """
 
     inputs: Any
@@ -185,11 +186,12 @@ class PromptBatch(NamedTuple):
     draft_limits: Any = None
     prefix: Any = None
     prefix_lengths: Any = None
+    predictions: Any = None
 
     @property
     def prompts(self) -> Prompts:
-        """The part that models read."""
-        return Prompts(self.inputs, self.input_lengths, self.prefix, self.prefix_lengths)
+        """The part that models and drafters read."""
+        return Prompts(*(getattr(self, name) for name in Prompts._fields))
 
 
 class LogProbs(NamedTuple):

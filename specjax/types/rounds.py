@@ -108,6 +108,7 @@ class DraftTraits(NamedTuple):
         model does not predict all tokens: a processor may leave only the others.
       has_distributions: whether row i of `DraftBlock.probs` is one drafter's distribution after
         node i. False refuses rules that read the drafter.
+      reads_predictions: whether it copies from `Prompts.predictions`.
     """
 
     prefix_only: bool = True
@@ -121,6 +122,7 @@ class DraftTraits(NamedTuple):
     has_distributions: bool = True
     boundaries: tuple[int, ...] = ()
     draws_bonus: bool = True
+    reads_predictions: bool = False
 
 
 class DraftInputs(NamedTuple):

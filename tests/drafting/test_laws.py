@@ -166,8 +166,15 @@ LOOKUPS = {
         ((), OF_B),
     ),
 }
+PREDICTED = {"predictions": ((1, 0, 1, 1), (), (0, 1, 2))}
+PREDICTIONS = {
+    "predicted": Case(COPIES, (), of_texts=PREDICTED),
+    "predicted or chain": LOOKUPS["copies or chain"]._replace(of_texts=PREDICTED),
+    "predicted, reviewed": Case(reviewed(2, below=COPIES), COPIED_A, of_texts=PREDICTED),
+}
 CHAINS = {
     **PLAIN,
+    **PREDICTIONS,
     **LOOKUPS,
     "from hidden states": Case(
         FromHidden(), jnp.asarray(np.random.default_rng(2).normal(size=(V, V)), jnp.float32)
@@ -206,6 +213,7 @@ BRANCHES = {
     "chain and copies": Case(
         side_by_side(CHAIN, drafting.lookup.LookupTree(COPY, 2), COPIES), (OF_B, (), ())
     ),
+    "chain and predictions": Case(side_by_side(CHAIN, COPIES), (OF_B, ()), of_texts=PREDICTED),
     "copies or chain, and copies": Case(
         side_by_side(drafting.lookup.LookupFirst(COPIES, CHAIN, min_match=2), COPY),
         (((), OF_B), ()),
@@ -278,6 +286,8 @@ QUICK = [
     ("order 3", "Block"),
     ("overlap", "Block"),
     ("copies or chain", "Block"),
+    ("predicted or chain", "Token"),
+    ("chain and predictions", "Traversal"),
     ("reviewed copies", "Token"),
     ("a matrix", "Block"),
     ("models reviewed and in turn", "Block"),
