@@ -6,6 +6,7 @@ whenever it is loaded.
 
 import functools
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.models.int8 import Int8Weight, int8_form
 
+# Blocks are copied and quantised beside each other; each takes a few times its floats.
+_THREADS = 2
 # The number of entries that are quantised together.
 _BLOCK = 2**20
 
@@ -51,18 +54,24 @@ def _quantise(
     axis, of_block = kind.channel_axis(), _quantiser(kind)
     values = np.empty(view.shape, np.int8)
     scales = np.empty((*view.shape[:-2], view.shape[-2:][axis]), np.float32)
-    parts = matrices_of(view, values, scales)
-    for number, (matrix, in_8_bits, of_channels) in enumerate(parts):
-        step = max(1, _BLOCK // max(1, matrix.shape[1 - axis]))
-        for start in range(0, matrix.shape[axis], step):
-            channels = slice(start, start + step)
-            at = (slice(None),) * axis + (channels,)
-            block = copy_as(matrix[at], np.dtype(np.float32))
-            if name is not None:
-                begins = (number, 0, start) if axis else (number, start, 0)
-                dims = len(view.shape)
-                check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
-            in_8_bits[at], of_channels[channels] = map(np.asarray, of_block(block))
+
+    def fill(
+        number: int, matrix: Any, in_8_bits: np.ndarray, of_channels: np.ndarray, channels: slice
+    ) -> None:
+        at = (slice(None),) * axis + (channels,)
+        block = copy_as(matrix[at], np.dtype(np.float32))
+        if name is not None:
+            begins = (number, 0, channels.start) if axis else (number, channels.start, 0)
+            dims = len(view.shape)
+            check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
+        in_8_bits[at], of_channels[channels] = map(np.asarray, of_block(block))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for number, parts in enumerate(matrices_of(view, values, scales)):
+            channels, others = parts[0].shape[axis], parts[0].shape[1 - axis]
+            step = max(1, _BLOCK // max(1, others))
+            slices = [slice(start, start + step) for start in range(0, channels, step)]
+            list(pool.map(functools.partial(fill, number, *parts), slices))
     return kind(_place(values, places[0]), _place(scales, places[1]))
 
 

@@ -31,7 +31,7 @@ def successors(tokens):
 
 
 @pytest.mark.parametrize("platform", variants(["cpu", "tpu"], "cpu"))
-@pytest.mark.parametrize("name", variants(["llama", "t5_v1_1", "gemma2"], "t5_v1_1"))
+@pytest.mark.parametrize("name", variants(["llama", "t5_v1_1", "gemma2"], "llama", "t5_v1_1"))
 def test_greedy_trees_are_the_verifiers_own_text(name, platform):
     """Rows of several lengths; limits cut trees, and a row ends with EOS."""
     model, params = network(name, platform)
