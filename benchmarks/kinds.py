@@ -23,6 +23,7 @@ from specjax.types import Sampling
 
 HELP = "time drafters and copies in turns, by kind of request, at batch 1"
 
+_BUCKETS = (256, 512, 1024, 2048)
 _COMPLETE = "Complete this function. Answer with the whole function in a code block."
 _EDITS = (
     "Add type hints and a docstring to this code, and answer with the whole code.",
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafting",
         nargs="+",
-        default=["drafter", "Lookup(min_ngram=2)", "Lookup(min_match=2)"],
+        default=["drafter", "Lookup(min_ngram=2)", "Lookup(min_match=2, max_copy=7)"],
         help='how drafts are made: "drafter", or texts of parts',
     )
     parser.add_argument("--drafts", type=int, nargs="+", default=[3], help="draft lengths G")
@@ -60,9 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--llama",
         action="store_true",
-        help="also llama.cpp on the verifier's GGUF file, plain and with its prompt lookup, on one "
-        "and two threads (pip install llama-cpp-python); greedy",
+        help="also llama.cpp on the verifier's GGUF file, plain and with its prompt lookup, "
+        "greedily (pip install llama-cpp-python)",
     )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of llama.cpp")
 
 
 def requests(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -113,6 +115,7 @@ def run(args: argparse.Namespace) -> Report:
         np.array(pair.verifier.tokenizer.encode_chat([{"role": "user", "content": text}]), np.int32)
         for _, text in asked
     ]
+    print("compiling ...", flush=True)
     sides = {"alone": _ours(pair.verifier, chats, args)}
     for drafting in args.drafting:
         for draft in args.drafts:
@@ -124,8 +127,6 @@ def run(args: argparse.Namespace) -> Report:
     with contextlib.ExitStack() as stack:
         if args.llama:
             sides |= stack.enter_context(_llama(args, chats, pair.verifier.tokenizer.eos_ids))
-        for call in sides.values():  # compiles
-            call(0)
         seconds = {name: np.zeros((args.repeats, len(chats))) for name in sides}
         made: dict[str, dict[int, Made]] = {name: {} for name in sides}
         turns = take_turns(
@@ -133,8 +134,9 @@ def run(args: argparse.Namespace) -> Report:
             range(len(chats)),
             args.repeats,
         )
+        print("measuring ...", flush=True)
         total = len(sides) * args.repeats * len(chats)
-        for name, repeat, i, (spent, one) in tqdm.tqdm(turns, total=total, disable=None):
+        for name, repeat, i, (spent, one) in tqdm.tqdm(turns, total=total):
             seconds[name][repeat, i], made[name][i] = spent, one
     kinds = list(dict.fromkeys(kind for kind, _ in asked))
     rows = [
@@ -165,9 +167,13 @@ def _ours(
         sampling=Sampling(args.temperature),
         max_new_tokens=args.max_new,
         batch_size=1,
-        buckets=(128, 192, 256, 384, 512, 1024, 2048),
+        buckets=_BUCKETS,
         **options,
     )
+    # A limit of one token compiles all programs.
+    places = {np.searchsorted(_BUCKETS, len(chat)): i for i, chat in enumerate(chats)}
+    for i in places.values():
+        decoder([chats[i]], max_new_tokens=1, progress=False)
 
     def call(i: int) -> Made:
         (row,) = decoder([chats[i]], ids=[i], progress=False)
@@ -215,7 +221,7 @@ def _llama(
         f"llama.cpp, {threads} thread{'s' * (threads > 1)}{', lookup' * lookup}": side(
             threads, lookup
         )
-        for threads in (1, 2)
+        for threads in args.threads
         for lookup in (False, True)
     }
 

@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["int8", "int8+embedding", "floats"],
         help="the matrices: 8-bit integers, or the floats that the files stand for",
     )
-    parser.add_argument("--max-draft", type=int, default=5, help="tokens drafted per round")
+    parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=256, help="the longest answer")
     parser.add_argument("--repeats", type=int, default=1, help="how often each answer is timed")
 
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (256, 1024),  # few programs to compile
     }
-    copies = Lookup(min_match=3) if "drafter" in models.named else Lookup(min_ngram=2)
+    copies = Lookup(min_match=2, max_copy=7) if "drafter" in models.named else Lookup(min_ngram=2)
     drafts = Decoder(models, drafting=copies, max_draft=args.max_draft, **options)
     prompts = [drafts.encode([{"role": "user", "content": each.request}]) for each in EXERCISES]
     for exercise, prompt in zip(EXERCISES, prompts, strict=True):

@@ -287,6 +287,7 @@ QUICK = [
     ("overlap", "Block"),
     ("copies or chain", "Block"),
     ("predicted or chain", "Token"),
+    ("twice one table", "Block"),
     ("chain and predictions", "Traversal"),
     ("reviewed copies", "Token"),
     ("a matrix", "Block"),
