@@ -15,7 +15,9 @@ import numpy as np
 import tqdm
 
 from benchmarks import command
+from specjax.cli.bench import add_weights, form_of
 from specjax.cli.report import Report
+from specjax.compilation import enable_compilation_cache
 from specjax.errors import UserError
 from specjax.study.measure import take_turns, time_call
 from specjax.text import Decoder, Pair, TextModel, load_pair
@@ -33,9 +35,10 @@ _EDITS = (
 
 
 class Made(NamedTuple):
-    """An answer: its tokens, and the passes of the verifier (0: not known)."""
+    """An answer: its tokens, their number with an end, and the verifier's passes (0: unknown)."""
 
     tokens: np.ndarray
+    emitted: int
     passes: int
 
 
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the models, the requests and the sizes."""
     parser.add_argument("--verifier", required=True, help="a chat model")
     parser.add_argument("--drafter", help="a smaller model (default: only copies)")
-    parser.add_argument("--weights", choices=["int8", "int8+embedding"], help="default: floats")
+    add_weights(parser, "floats")
     parser.add_argument("--human-eval", help="HumanEval.jsonl.gz: requests to complete and to edit")
     parser.add_argument("--mbpp", help="mbpp.jsonl: requests to write and to explain")
     parser.add_argument("--spec-bench", help="question.jsonl: its kinds")
@@ -51,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafting",
         nargs="+",
-        default=["drafter", "Lookup(min_ngram=2)", "Lookup(min_match=2, max_copy=7)"],
-        help='how drafts are made: "drafter", or texts of parts',
+        help='how drafts are made: "drafter", or texts of parts (default: copies, and with a '
+        "drafter also the drafter, and copies before it)",
     )
     parser.add_argument("--drafts", type=int, nargs="+", default=[3], help="draft lengths G")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
@@ -110,19 +113,21 @@ def run(args: argparse.Namespace) -> Report:
     asked = requests(args)
     named = {"verifier": args.verifier, "drafter": args.drafter}
     paths: Any = {name: path for name, path in named.items() if path is not None}
-    pair = load_pair(**paths, weights=args.weights)
+    pair = load_pair(**paths, weights=form_of(args.weights))
     chats = [
         np.array(pair.verifier.tokenizer.encode_chat([{"role": "user", "content": text}]), np.int32)
         for _, text in asked
     ]
     print("compiling ...", flush=True)
     sides = {"alone": _ours(pair.verifier, chats, args)}
-    for drafting in args.drafting:
+    copies = ["Lookup(min_ngram=2)"]
+    both = ["drafter", *copies, "Lookup(min_match=2, max_copy=7)"]
+    for drafting in args.drafting or (copies if args.drafter is None else both):
         for draft in args.drafts:
             options = {"max_draft": draft}
             if drafting != "drafter":
                 options["drafting"] = drafting
-            models = pair if drafting == "drafter" or "min_match" in drafting else pair.verifier
+            models = pair.verifier if drafting in copies else pair
             sides[f"{drafting}, G={draft}"] = _ours(models, chats, args, **options)
     with contextlib.ExitStack() as stack:
         if args.llama:
@@ -136,8 +141,10 @@ def run(args: argparse.Namespace) -> Report:
         )
         print("measuring ...", flush=True)
         total = len(sides) * args.repeats * len(chats)
-        for name, repeat, i, (spent, one) in tqdm.tqdm(turns, total=total):
+        bar = tqdm.tqdm(turns, total=total)
+        for name, repeat, i, (spent, one) in bar:
             seconds[name][repeat, i], made[name][i] = spent, one
+            bar.set_postfix_str(f"{name}: {len(one.tokens) / spent:.1f} tokens/s")
     kinds = list(dict.fromkeys(kind for kind, _ in asked))
     rows = [
         _figures(
@@ -177,7 +184,7 @@ def _ours(
 
     def call(i: int) -> Made:
         (row,) = decoder([chats[i]], ids=[i], progress=False)
-        return Made(row.tokens, int(row.info.verifier_calls))
+        return Made(row.tokens, int(row.info.emitted), int(row.info.verifier_calls))
 
     return call
 
@@ -213,7 +220,7 @@ def _llama(
                 tokens.append(token)
                 if len(tokens) == args.max_new:
                     break
-            return Made(np.array(tokens, np.int32), 0)
+            return Made(np.array(tokens, np.int32), len(tokens) + (len(tokens) < args.max_new), 0)
 
         return call
 
@@ -234,7 +241,7 @@ def _figures(
     made: Mapping[str, Mapping[int, Made]],
 ) -> dict[str, Any]:
     usual = {side: np.median(seconds[side][:, places], axis=0) for side in (name, "alone")}
-    counts = {side: np.array([len(made[side][i].tokens) + 1 for i in places]) for side in usual}
+    counts = {side: np.array([made[side][i].emitted for i in places]) for side in usual}
     speeds = {side: counts[side] / usual[side] for side in usual}
     passes = sum(made[name][i].passes for i in places)
     whole = {side: counts[side].sum() / usual[side].sum() for side in usual}
@@ -255,4 +262,5 @@ def _figures(
 main = command.program(__file__, HELP, add_arguments, run)
 
 if __name__ == "__main__":
+    enable_compilation_cache()
     sys.exit(main())

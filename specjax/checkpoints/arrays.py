@@ -59,7 +59,7 @@ class ArrayReader(Protocol):
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """Yields `(name, array)` in the requested order.
 
-        An array may be a memory map, or a `Stack`.
+        An array may be a memory map, a `Stack` or a `QuantisedMatrix`.
         """
 
 
@@ -83,7 +83,7 @@ class Stack:
         return Stack([matrix[index[1:]] for matrix in self.matrices[index[0]]])
 
 
-View = np.ndarray | Stack
+View = np.ndarray | Stack | QuantisedMatrix
 
 
 class Piece(NamedTuple):
@@ -180,9 +180,12 @@ def materialise(
     def size(source: str) -> int:
         return reader.specs[source].nbytes * pieces[users[source][0]].arrays
 
+    def stored(source: str) -> int:
+        return reader.specs[source].stored_bytes or size(source)
+
     largest_first = sorted(users, key=size, reverse=True)
     flat: dict[str, Any] = {}
-    shown: Any = {"total": sum(map(size, users)), "unit": "B", "unit_scale": True, "leave": False}
+    shown: Any = {"total": sum(map(stored, users)), "unit": "B", "unit_scale": True, "leave": False}
     with tqdm.tqdm(**shown, desc=reader.directory.name, disable=None, delay=2.0) as bar:
         for source, array in reader.arrays(largest_first):
             for path in users[source]:
@@ -194,7 +197,7 @@ def materialise(
                 if check:
                     check_shards(f"{reader.directory}: {path}", flat[path])
             del array  # before the reader reads the next array
-            bar.update(size(source))
+            bar.update(stored(source))
     return unflatten({path: flat[path] for path in pieces})
 
 
@@ -237,7 +240,7 @@ def check_finite(name: str, values: np.ndarray, begins: tuple[int, ...]) -> None
 
 
 def copy_as(view: View, dtype: np.dtype) -> np.ndarray:
-    """A new C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
+    """A C-ordered copy in `dtype`; transposed matrices block by block, which is faster."""
     if isinstance(view, np.ndarray) and (view.ndim != 2 or view.flags.c_contiguous):
         return np.array(view, dtype=dtype, order="C")
     if isinstance(view, QuantisedMatrix):

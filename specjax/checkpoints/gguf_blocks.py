@@ -106,6 +106,15 @@ KINDS: dict[str, tuple[int, _Dequantise]] = {
 }
 
 
+@functools.cache
+def host_cpu() -> jax.Device | None:
+    """The host's CPU as a device, for `jax.default_device`; None if JAX_PLATFORMS excludes it."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
+
+
 @dataclasses.dataclass(frozen=True)
 class QuantisedMatrix:
     """A matrix of a file, its transpose, or a part of either; slices of it are of this type, too.
@@ -130,7 +139,7 @@ class QuantisedMatrix:
     def T(self) -> "QuantisedMatrix":  # noqa: N802  NumPy's name
         return dataclasses.replace(self, transposed=not self.transposed)
 
-    def __getitem__(self, at: tuple[slice, ...]) -> Any:
+    def __getitem__(self, at: Any) -> Any:
         first, second = (*at, slice(None))[:2]
         rows, columns = (second, first) if self.transposed else (first, second)
         part = dataclasses.replace(self, rows=self.rows[rows])
@@ -140,11 +149,16 @@ class QuantisedMatrix:
         return floats[columns] if self.transposed else floats[:, columns]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self.place(dtype or np.float32))
+        with jax.default_device(host_cpu()):
+            return np.asarray(self._floats(self.rows, dtype or np.float32))
 
-    def place(self, dtype: Any, sharding: Any = None) -> jax.Array:
-        """The matrix on a device."""
-        rows = jax.device_put(self.rows, sharding)
+    def place(self, dtype: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        """The matrix on the only device of a sharding."""
+        (device,) = sharding.device_set
+        floats = self._floats(jax.device_put(self.rows, device), dtype)
+        return jax.device_put(floats, sharding)
+
+    def _floats(self, rows: Any, dtype: Any) -> jax.Array:
         return _floats(rows, self.kind, self.transposed, np.dtype(dtype))
 
 

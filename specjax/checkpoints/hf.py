@@ -364,7 +364,6 @@ def _transposed(array: np.ndarray) -> View:
 def _part(
     axis: int, groups: int, at: slice, view: Callable[[np.ndarray], View], array: np.ndarray
 ) -> View:
-    array = np.asarray(array)
     before, after = array.shape[:axis], array.shape[axis + 1 :]
     grouped = array.reshape(*before, groups, -1, *after)
     part = grouped[(*(slice(None),) * (axis + 1), at)]

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from specjax.checkpoints.arrays import View, check_finite, copy_as, matrices_of
+from specjax.checkpoints.gguf_blocks import host_cpu
 from specjax.checks import require
 from specjax.compilation import jit
 from specjax.errors import UserError
@@ -98,10 +99,6 @@ def _of_scales(
 @functools.cache
 def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]]:
     qwix = require("qwix", "int8")
-    try:
-        host = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS excludes it
-        host = None
 
     @jit
     def quantise(block: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -111,7 +108,7 @@ def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]
     def on_host(block: np.ndarray) -> tuple[Any, Any]:
         # Qwix needs JAX's default promotions.
         with (
-            jax.default_device(host),
+            jax.default_device(host_cpu()),
             jax.numpy_dtype_promotion("standard"),
             jax.numpy_rank_promotion("allow"),
         ):

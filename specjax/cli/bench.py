@@ -63,11 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter", help="the drafter's or draft head's directory (default: built-in)"
     )
     parser.add_argument("--verifier", help="the verifier's directory (default: built-in)")
-    parser.add_argument(
-        "--weights",
-        choices=["int8", "int8+embedding"],
-        help="both models' matrices in 8 bits (default: the floats of their files)",
-    )
+    add_weights(parser, "floats")
     parser.add_argument("--inputs", required=True, help="a text file, one prompt per line")
     parser.add_argument(
         "--chat", action="store_true", help="give each prompt to the model's chat template"
@@ -93,6 +89,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weights(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds the form of both models' matrices, which `form_of` reads."""
+    parser.add_argument(
+        "--weights",
+        default=default,
+        choices=["floats", "int8", "int8+embedding"],
+        help="both models' matrices: the floats that their files stand for, or 8-bit integers",
+    )
+
+
+def form_of(weights: str) -> str | None:
+    """Returns `load_pair`'s name of what `--weights` names."""
+    return None if weights == "floats" else weights
+
+
 class Side(NamedTuple):
     """The verifier alone, or with drafts: its times and its results, of each chunk of prompts."""
 
@@ -112,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = load(args, chat=args.chat, weights=args.weights)
+    pair, tokens = load(args, chat=args.chat, weights=form_of(args.weights))
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     acceptance: dict[float, list[float]] = {}
@@ -134,7 +145,8 @@ def run(args: argparse.Namespace) -> int:
             )
             passes[batch, length] = of = _of_passes(times[length], length)
             c, r = (of[name] / of["verifier_ms"] for name in ("draft_ms", "check_ms"))
-            print(f"B={batch} G={length}: c = {c:.2f}, r = {r:.2f}", flush=True)
+            told = f"c = {c:.2f} (a draft's pass over the verifier's)"
+            print(f"B={batch} G={length}: {told}, r = {r:.2f} (of {length + 1} tokens)", flush=True)
         for temperature in args.temperatures:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
             decoders = _decoders(pair, tokens, args, batch, temperature)
@@ -153,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
             verdicts.append(_verdict(sides, costs, where))
     table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
     notes = ["", table_of_passes, "", *_NOTES, *products(), "", *verdicts]
-    report = Report(rows, list(rows[0]), notes)
+    report = Report(rows, list(rows[0]), notes, {"weights": args.weights})
     for row in rows:  # for the line of JSON
         row["passes"] = passes[row["rows"], row["max_draft"]]
     report.show("bench")
@@ -167,7 +179,8 @@ def run(args: argparse.Namespace) -> int:
         rates = tuple(float(np.mean(acceptance[temperature])) for temperature in tried)
         every = dataclasses.replace(every, temperatures=tuple(tried), acceptance=rates)
         names = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
-        write_atomically(Path(args.costs), costs_file(every, models=names))
+        content = costs_file(every, models=names, weights=args.weights)
+        write_atomically(Path(args.costs), content)
         tell(f"wrote {args.costs}")
         for batch, temperature in itertools.product(args.rows, tried):
             why = choose_length(every, pair, batch, temperature).why

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import check_count
-from specjax.cli.bench import check_positive, measure
+from specjax.cli.bench import add_weights, check_positive, form_of, measure
 from specjax.cli.demo_chat import show_answer, summary
 from specjax.drafting import Lookup
 from specjax.environment import products
@@ -94,12 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a smaller model with the same tokens, such as that of "
         "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF (default: drafts are copied from the text so far)",
     )
-    parser.add_argument(
-        "--weights",
-        default="int8",
-        choices=["int8", "int8+embedding", "floats"],
-        help="the matrices: 8-bit integers, or the floats that the files stand for",
-    )
+    add_weights(parser, "int8")
     parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=256, help="the longest answer")
     parser.add_argument("--repeats", type=int, default=1, help="how often each answer is timed")
@@ -112,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     paths = {"verifier": args.verifier, "drafter": args.drafter}
     models = load_pair(
         **{name: path for name, path in paths.items() if path is not None},
-        weights=None if args.weights == "floats" else args.weights,
+        weights=form_of(args.weights),
     )
     options: dict[str, Any] = {
         "sampling": Sampling(temperature=0.0),

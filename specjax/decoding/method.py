@@ -859,7 +859,7 @@ def check_prompts(method: Any, prompts: PromptBatch, copies: int, max_new: int) 
         "ids": ("[B]", (rows,), 0, _WORD),
         "prefix": ("[B, F]", (rows, forced), 0, last),
         "prefix_lengths": ("[B]", (rows,), 0, forced),
-        "predictions": ("[B, E]", (rows, *np.shape(prompts.predictions)[1:]), -1, last),
+        "predictions": ("[B, E]", (rows, *np.shape(prompts.predictions)[-1:]), -1, last),
     }
     for name, (axes, shape, low, high) in spans.items():
         if (value := getattr(prompts, name)) is not None:

@@ -95,7 +95,8 @@ class Lookup(Drafter):
         otherwise the decoder's drafter drafts. None: no model drafts.
       max_copy: the longest copied block; the decoder's `max_draft` by default.
       copy_factor: a copy has at most this times the length of its match, rounded up, as a longer
-        match promises a longer copy (SuffixDecoding, arXiv 2411.04975); None: up to `max_copy`.
+        match promises a longer copy (SuffixDecoding, arXiv 2411.04975), and a table continues;
+        None: up to `max_copy`.
       copies: the number of earlier occurrences that are copied. With several, drafts are trees.
       vocab_size: V; the verifier's when it is bound.
     """
@@ -282,13 +283,14 @@ def _after_prediction(
 ) -> tuple[Int32[Array, "B D"], int]:
     """Puts a predicted text before the context, and says how many tokens now precede the context.
 
-    The context's ending stands before the prediction, so that it matches there at first. -1 matches
-    nothing.
+    The context's ending stands before the prediction, so that it matches there at first. -1, which
+    also fills rows without a prediction, matches nothing.
     """
     place = lengths[:, None] - _TAIL + jnp.arange(_TAIL, dtype=jnp.int32)[None]
     tail = jnp.take_along_axis(context, jnp.maximum(place, 0), axis=1)
+    tail = jnp.where((place >= 0) & (predictions[:, :1] >= 0), tail, -1)
     end = jnp.full((len(context), 1), -1, jnp.int32)
-    before = [jnp.where(place >= 0, tail, -1), predictions.astype(jnp.int32), end]
+    before = [tail, predictions.astype(jnp.int32), end]
     return jnp.concatenate([*before, context], axis=1), _TAIL + predictions.shape[1] + 1
 
 
@@ -372,7 +374,7 @@ def _agreement(context: Array, lengths: Array, most: int | None) -> tuple[Array,
     """The places that a token can be copied from, and `_agreeing` there; both `[B, C]`."""
     width = context.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
-    real = (place >= 1) & (place < lengths[:, None])
+    real = (place >= 1) & (place < lengths[:, None]) & (context >= 0)
     return real, _agreeing(context, lengths, real, width if most is None else most)
 
 
@@ -397,8 +399,8 @@ def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
         done, shifted, count = carry  # shifted[:, j + _AT_ONCE] is context[:, j - done]
         at = lengths[:, None] - 1 - done - jnp.arange(_AT_ONCE, dtype=jnp.int32)[None]
         end = jnp.take_along_axis(context, jnp.maximum(at, 0), axis=1)
-        # Before the start there is no token, and the two sides differ.
-        end = jnp.where(at >= 0, end, -2)
+        # Where there is no token, before the start or between texts, the two sides differ.
+        end = jnp.where((at >= 0) & (end >= 0), end, -2)
         same = real & (count == done)
         for i in range(_AT_ONCE):
             before = shifted[:, _AT_ONCE - 1 - i :][:, :width]

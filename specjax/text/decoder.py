@@ -213,7 +213,7 @@ class Decoder:
         log_probs: bool = False,
         top_log_probs: int | None = None,
         sources: bool = False,
-        predictions: Sequence[str | Sequence[int] | np.ndarray | None] | None = None,
+        predictions: Sequence[str | Sequence[int] | np.ndarray | Row | None] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> Result:
@@ -241,7 +241,7 @@ class Decoder:
           top_log_probs: k: the verifier reads the outputs once more, for `Row.top`.
           sources: whether to keep where tokens came from, for `Row.sources` and `Row.show`. It
             compiles a program of its own.
-          predictions: of each prompt a text, or its token ids, that the output may resemble, or
+          predictions: of each prompt a text, token ids or a row that the output may resemble, or
             None. `Lookup` copies drafts from it, too; outputs follow the same distribution. It
             compiles a program of its own.
           chat_template_kwargs: more options of the chat template, for all prompts that are chats.
@@ -539,11 +539,13 @@ class Decoder:
                 "the rule and the sampling of an engine must have scalar values: give different "
                 "values per row in its requests"
             )
-        flags: dict[str, Any] = {"log_probs": log_probs, "sources": sources}
-        flags["predictions"] = predictions
+        flags: dict[str, Any] = {
+            "log_probs": log_probs, "sources": sources, "predictions": predictions
+        }  # fmt: skip
         for name, flag in flags.items():
             check_flag(name, flag)
-        self._check_copies(predictions)
+        if predictions:
+            self._check_copies()
         rows = self.batch_size if rows is None else rows
         sizes = {"prompt_length": prompt_length, "rows": rows, "num_samples": num_samples}
         for name, size in sizes.items():
@@ -681,20 +683,20 @@ class Decoder:
         expected = predictions is not None
         return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources, expected)
 
-    def _check_copies(self, predictions: bool) -> None:
-        if predictions and not self.method.reads_predictions:
+    def _check_copies(self) -> None:
+        if not self.method.reads_predictions:
             raise UserError(
                 "predictions must be left out, because no drafter here copies: make the Decoder "
                 'with drafting="Lookup()", or "Lookup(min_match=2)" beside a drafter'
             )
 
     def _with_predictions(self, requests: list[Request], predictions: Any) -> list[Request]:
-        self._check_copies(True)
+        self._check_copies()
         listed = isinstance(predictions, Sequence) and not isinstance(predictions, str)
         if not listed or len(predictions) != len(requests):
             raise UserError(
-                f"predictions must be {len(requests)} texts, lists of token ids or None, one for "
-                f"each prompt, got {short_repr(predictions)}"
+                "predictions must be a list with a text, token ids, a row or None for each of the "
+                f"{len(requests)} prompts, got {short_repr(predictions)}"
             )
         encoded = [
             None if x is None else requests_lib.encode_output(x, f"predictions[{i}]", self._main)

@@ -628,8 +628,8 @@ class Engine:
             predictions = np.full((rows, most), -1, np.int32)
             for row, request in enumerate(requests):
                 if request.prediction is not None:
-                    expected = np.asarray(request.prediction[:most])
-                    predictions[row, : len(expected)] = expected
+                    expected: Any = request.prediction
+                    predictions[row, : len(expected)] = expected[:most]
         chosen = [r.sampling and r.sampling.processors for r in requests]
         leaves = [x and jax.tree.leaves(x) for x in chosen]
         drawn["processors"] = _columns(self._limits.sampling.processors, leaves, rows)
@@ -768,8 +768,7 @@ class Engine:
         _, length, most, *kinds = self._limits[:5]
         tables = str(jax.tree.map(np.shape, getattr(self.params, "processors", ())))
         beside = 0 if self._prefix is None else self._prefix.nbytes
-        flags = tuple(self._by_token.values())
-        flags = (*flags, self._limits.predictions)
+        flags = (*self._by_token.values(), self._limits.predictions)
         key = (self._rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
         if key in fitting:
             return

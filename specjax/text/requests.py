@@ -32,6 +32,7 @@ from specjax.models.beginnings import Beginning
 from specjax.processors import Constraint, JsonSchema, Regex
 from specjax.text.drafts import WithParams
 from specjax.text.parts import make_part
+from specjax.text.results import Row
 from specjax.text.stops import check_stops
 from specjax.text.text_models import TextModel
 from specjax.tokenizers import Tokenizer
@@ -68,8 +69,8 @@ class Request:
         has the id `id * n + j`, which must be in the same range.
       log_probs: False leaves log-probabilities out of its rows; True is possible if the engine
         keeps them.
-      prediction: a text or token ids that the output may resemble, of which drafts are copied, in
-        an engine with `predictions`. What is beyond the longest output does not count.
+      prediction: a text, token ids or a row that the output may resemble, of which drafts are
+        copied, in an engine with `predictions`. What is beyond the longest output does not count.
     """
 
     prompt: Prompt
@@ -82,7 +83,7 @@ class Request:
     stop: str | Sequence[str] | None = None
     num_samples: int | None = None
     log_probs: bool | None = None
-    prediction: str | Sequence[int] | np.ndarray | None = None
+    prediction: str | Sequence[int] | np.ndarray | Row | None = None
 
 
 class Limits(NamedTuple):
@@ -180,13 +181,19 @@ def encode(
 
 def encode_output(output: Any, name: str, model: TextModel) -> Int32[np.ndarray, " L"]:
     """Returns the tokens of an output: of a text without its prompt, with the end of a sequence."""
-    if isinstance(output, str):
+    ids = output
+    if isinstance(output, Row):
+        ids = [*output.tokens.tolist(), *([] if output.eos_id is None else [output.eos_id])]
+    elif isinstance(output, str):
         check_unicode(output, name)
         words = model.tokenizer
-        output = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
+        ids = [*words.encode(output, add_special_tokens=False), words.eos_ids[0]]
     elif not isinstance(output, Sequence | np.ndarray):
-        raise UserError(f"{name} must be a text or a list of token ids, got {short_repr(output)}")
-    return encode(output, name, model.model.vocab_size)
+        raise UserError(
+            f"{name} must be a text, a list of token ids or a row of a result, got "
+            f"{short_repr(output)}"
+        )
+    return encode(ids, name, model.model.vocab_size)
 
 
 def check_unicode(text: str, name: str) -> None:

@@ -245,7 +245,7 @@ def rows_with_top(
     scored = list(rows)
     places = [i for i, row in enumerate(rows) if row.error is None]
     if places:
-        outputs = [_output_tokens(model, rows[i], f"row {i}") for i in places]
+        outputs = [encode_output(rows[i], f"row {i}", model) for i in places]
         scores = score(model, [prompts[i] for i in places], outputs, None, False, top)
         for i, best in zip(places, scores.top or (), strict=True):
             scored[i] = dataclasses.replace(rows[i], top=best)
@@ -267,13 +267,7 @@ def checked_outputs(model: TextModel, outputs: Any, count: int) -> list[np.ndarr
             f"outputs must be {count} texts, lists of token ids or rows, one for each prompt, got "
             f"{short_repr(outputs)}: repeat a prompt for several outputs"
         )
-    return [_output_tokens(model, output, f"output {i}") for i, output in enumerate(outputs)]
-
-
-def _output_tokens(model: TextModel, output: Any, name: str) -> np.ndarray:
-    if isinstance(output, Row):
-        output = [*output.tokens.tolist(), *([] if output.eos_id is None else [output.eos_id])]
-    return encode_output(output, name, model)
+    return [encode_output(output, f"output {i}", model) for i, output in enumerate(outputs)]
 
 
 def decode_texts(

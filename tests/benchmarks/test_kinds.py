@@ -34,7 +34,11 @@ def pair(monkeypatch):
         name: specjax.TextModel(model, random_params(model, seed), tokenizer)
         for seed, name in enumerate(("verifier", "drafter"))
     }
-    monkeypatch.setattr(kinds, "load_pair", lambda **_: specjax.Pair(**both))
+
+    def load(weights, **paths):
+        return specjax.Pair(**{name: both[name] for name in paths})
+
+    monkeypatch.setattr(kinds, "load_pair", load)
 
 
 def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, capsys):
@@ -42,17 +46,32 @@ def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, capsys):
         f"--human-eval={written(tmp_path / 'he.jsonl.gz', [FUNCTION] * 3)}",
         f"--mbpp={written(tmp_path / 'mbpp.jsonl', [TASK, TASK | {'task_id': 900}])}",
     ]
-    sizes = ["--each=2", "--max-new=6", "--drafts=2", "--drafting", "drafter", "Lookup"]
+    sizes = [
+        "--each=2",
+        "--max-new=6",
+        "--drafts=2",
+        "--drafting",
+        "drafter",
+        "Lookup(min_match=2)",
+    ]
     assert kinds.main(["--verifier=x", "--drafter=y", *files, *sizes]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     of = {(row["kind"], row["side"]): row for row in rows}
     assert {kind for kind, _ in of} == {"complete", "edit", "write", "explain", "all"}
-    assert {side for _, side in of} == {"alone", "drafter, G=2", "Lookup, G=2"}
+    assert {side for _, side in of} == {"alone", "drafter, G=2", "Lookup(min_match=2), G=2"}
     for (kind, side), row in of.items():
         count = {"complete": 2, "edit": 2, "write": 1, "explain": 1, "all": 6}[kind]
         assert row["same"] == f"{count}/{count}" and row["tokens_per_s"] > 0
         assert row["speedup"] == 1.0 or side != "alone"
         assert 1.0 <= row["tokens_per_pass"] <= 3.0
+
+
+def test_without_a_drafter_copies_are_measured(pair, tmp_path, capsys):
+    file = written(tmp_path / "mbpp.jsonl", [TASK])
+    assert kinds.main(["--verifier=x", f"--mbpp={file}", "--max-new=4", "--drafts=2"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["side"] for row in rows} == {"alone", "Lookup(min_ngram=2), G=2"}
+    assert all(row["tokens_per_pass"] == 1.0 for row in rows if row["side"] == "alone")
 
 
 def test_without_requests_there_is_one_line(capsys):

@@ -4,6 +4,7 @@ import dataclasses
 import struct
 import sys
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -19,6 +20,7 @@ from specjax.models.family import HFFields
 from specjax.models.gemma import Gemma3Config, GemmaConfig
 from specjax.models.qwen import Qwen2Config, Qwen3Config
 from specjax.models.rope_scaling import Llama3RopeScaling, scaling_from_hf
+from specjax.partitioning import make_mesh
 from specjax.text import load_pair
 from specjax.text.directories import inspect
 from specjax.tokenizers.model_files import SpecialIds, write_json
@@ -316,6 +318,29 @@ def test_each_quantisation_is_the_dequantised_directory(tmp_path, kind):
     matrices = sum(x.size for x in arrays.values() if x.ndim > 1)
     assert on_disk[kind] >= matrices * bits[kind] / 8
     assert sum(on_disk.values()) < file.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "weights"),
+    [
+        (None, "bfloat16", None), ((1, 1), None, None), ((1, 2), None, None), ((2, 2), None, None),
+        ((1, 2), None, "int8"), (None, "bfloat16", "int8"),
+    ],
+)  # fmt: skip
+def test_blocks_are_placed_as_the_floats_they_stand_for(tmp_path, shape, dtype, weights):
+    """On meshes, in other dtypes and in 8 bits, bit for bit and in the same shardings."""
+    if weights is not None:
+        pytest.importorskip("qwix")
+    arrays = hf_arrays(WIDE)
+    file = write_gguf(tmp_path / "m.gguf", WIDE, arrays, Kind.Q6_K)
+    options = {"mesh": shape and make_mesh(*shape), "dtype": dtype, "weights": weights}
+    both = [
+        load_model(path, **options).params
+        for path in (file, write_hf(tmp_path / "hf", WIDE, arrays))
+    ]
+    for ours, theirs in zip(*map(jax.tree.leaves, both), strict=True):
+        assert ours.dtype == theirs.dtype and ours.sharding == theirs.sharding
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
 def write_vocabulary(writer):

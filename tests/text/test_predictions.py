@@ -49,13 +49,16 @@ def test_a_text_that_is_right_takes_few_passes_and_a_wrong_one_changes_nothing(p
     assert calls == sorted(calls) and 2 * calls[0] < calls[-1]
     # One changed word costs a pass or two of a row: the copies go on after it.
     assert calls[1] <= calls[0] + 2 * len(PROMPTS)
-    assert decoder(PROMPTS, predictions=[None] * 4).texts == texts
+    none, without = decoder(PROMPTS, predictions=[None] * 4), decoder(PROMPTS)
+    assert none.texts == texts and none.info.verifier_calls == without.info.verifier_calls
 
 
 def test_a_drafter_drafts_where_the_prediction_does_not_match(pair, texts):
     joined = decoder_of(pair, "Lookup(min_match=2)")
     predicted = joined(PROMPTS, predictions=[texts[0], None, changed(texts[2], 1), None])
     assert predicted.texts == joined(PROMPTS).texts == texts
+    calls = [row.info.calls for row in joined(PROMPTS, predictions=[None] * 4)]
+    assert calls == [row.info.calls for row in joined(PROMPTS)]
     right = joined(PROMPTS[:1], predictions=texts[:1])
     half = joined(PROMPTS[:1], predictions=[texts[0][: len(texts[0]) // 2]])
     assert right.texts == half.texts == texts[:1]
@@ -80,7 +83,7 @@ def test_the_rest_of_a_prompt_has_a_prediction_too():
     whole = decoder([question])
     prefix = decoder.prefix("Tom has 3 apples")
     rest = question.removeprefix("Tom has 3 apples")
-    again = decoder([rest], prefix=prefix, predictions=[whole[0].tokens])
+    again = decoder([rest], prefix=prefix, predictions=whole.rows)
     assert again.texts == whole.texts
     assert again.info.verifier_calls <= 4 < whole.info.verifier_calls
 
@@ -88,9 +91,12 @@ def test_the_rest_of_a_prompt_has_a_prediction_too():
 @pytest.mark.parametrize(
     ("predictions", "told"),
     [
-        ("a text", "predictions must be 4 texts, lists of token ids or None"),
-        (["a"], "predictions must be 4 texts"),
-        ([1, 2, 3, 4], r"predictions\[0\] must be a text or a list of token ids, got 1"),
+        ("a text", "predictions must be a list with a text, .* each of the 4 prompts, got"),
+        (["a"], "each of the 4 prompts, got"),
+        (
+            [1, 2, 3, 4],
+            r"predictions\[0\] must be a text, a list of token ids or a row of a result, got 1",
+        ),
         ([None, [-1], None, None], r"predictions\[1\] has token -1"),
         ([None, "\ud800", None, None], r"predictions\[1\] has half a surrogate pair"),
     ],
