@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from specjax import rules, sampling, testing, verification
+from specjax import rules, testing, verification
+from specjax.sampling import distributions
 from specjax.types import Sampling
 
 RULES = {
@@ -52,8 +53,8 @@ def prefix_tables(vocab, num_tokens, *, temperature=0.8, zeros=0.0, seed=0, prom
     for which in (0, 1):
         table = testing.random_table(10 * seed + which, vocab, 2, scale=1.5, zeros=zeros)
         for to_probs in (
-            lambda x: sampling.distributions.distribution(x, plain),
-            sampling.distributions.confidence,
+            lambda x: distributions.distribution(x, plain),
+            distributions.confidence,
         ):
             out.append(
                 testing.prefix_distributions(

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
 
 from specjax.checks import require, short_repr
 from specjax.errors import UserError
@@ -266,6 +264,10 @@ def fewest_steps(
     sources: Int[np.ndarray, " E"], targets: Int[np.ndarray, " E"], ends: Bool[np.ndarray, " S"]
 ) -> Int32[np.ndarray, " S"]:
     """Returns the fewest steps from each state to an end, `FAR` if there is no way."""
+    # Imported here because it takes long.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
     graph = csr_array((np.ones(len(sources), bool), (targets, sources)), (len(ends),) * 2)
     steps = dijkstra(graph, indices=np.flatnonzero(ends), unweighted=True, min_only=True)
     return np.where(np.isinf(steps), FAR, steps).astype(np.int32)
