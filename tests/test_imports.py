@@ -116,6 +116,16 @@ def test_packages_only_reexport():
         assert all(isinstance(n, kinds) for n in ast.parse(path.read_text()).body), path
 
 
+def test_a_decoder_loads_no_library_that_it_does_not_need():
+    code = """
+import sys, specjax
+specjax.Decoder
+heavy = {"scipy.sparse.csgraph", "matplotlib", "qwix", "gguf", "outlines_core"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_public_module_is_an_attribute_after_import_specjax_alone():
     code = """
 import sys, specjax
