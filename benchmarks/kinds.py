@@ -1,14 +1,10 @@
 """Which drafts suit which text: a chat model on requests of several kinds, beside llama.cpp."""
 
 import argparse
-import contextlib
 import functools
-import gzip
-import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +14,11 @@ from benchmarks import command
 from specjax.cli.bench import add_weights, form_of
 from specjax.cli.report import Report
 from specjax.compilation import enable_compilation_cache
+from specjax.data.examples import read_objects
 from specjax.errors import UserError
 from specjax.study.measure import take_turns, time_call
-from specjax.text import Decoder, Pair, TextModel, load_pair
-from specjax.types import Sampling
+from specjax.text import Decoder, Pair, load_pair
+from specjax.text.setting import VERIFIER_ALONE, Setting
 
 HELP = "time drafters and copies in turns, by kind of request, at batch 1"
 
@@ -74,14 +71,15 @@ def requests(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Draws the kinds and texts of requests, always the same of a file."""
     found: dict[str, list[str]] = {}
     if args.human_eval is not None:
-        rows = _objects(args.human_eval)
+        rows = _rows(args.human_eval, "prompt", "canonical_solution")
         found["complete"] = [f"{_COMPLETE}\n\n```python\n{x['prompt']}```" for x in rows]
         found["edit"] = [
             f"{_EDITS[i % 3]}\n\n```python\n{x['prompt']}{x['canonical_solution']}```"
             for i, x in enumerate(rows)
         ]
     if args.mbpp is not None:
-        rows = [x for x in _objects(args.mbpp) if 11 <= x["task_id"] <= 510]
+        rows = _rows(args.mbpp, "task_id", "text", "code", "test_list")
+        rows = [x for x in rows if 11 <= x["task_id"] <= 510]  # its test tasks
         tests = ["\n".join(x["test_list"]) for x in rows]
         found["write"] = [
             f"{x['text']}\nAnswer with the code alone, which must pass these tests:\n\n{test}"
@@ -89,7 +87,7 @@ def requests(args: argparse.Namespace) -> list[tuple[str, str]]:
         ]
         found["explain"] = [f"Explain this code.\n\n```python\n{x['code']}\n```" for x in rows]
     if args.spec_bench is not None:
-        for row in _objects(args.spec_bench):
+        for row in _rows(args.spec_bench, "category", "turns"):
             found.setdefault(row["category"], []).append(row["turns"][0])
     if not found:
         raise UserError("no requests: give --human-eval, --mbpp or --spec-bench")
@@ -101,15 +99,26 @@ def requests(args: argparse.Namespace) -> list[tuple[str, str]]:
     ]
 
 
-def _objects(path: str) -> list[dict[str, Any]]:
-    raw = Path(path).read_bytes()
-    text = gzip.decompress(raw) if path.endswith(".gz") else raw
-    return [json.loads(line) for line in text.splitlines()]
+def _rows(path: str, *keys: str) -> list[dict[str, Any]]:
+    rows = []
+    for number, _, row in read_objects(path):
+        if absent := [key for key in keys if key not in row]:
+            raise UserError(f"{path}:{number}: the line has no {absent[0]}: give another file")
+        rows.append(row)
+    return rows
 
 
 def run(args: argparse.Namespace) -> Report:
     """Times all sides on each request in turns, and compares each with the verifier alone."""
     command.check_positive(args, "each", "drafts", "max_new", "repeats")
+    copies = "Lookup(min_ngram=2)"
+    both = ("drafter", copies, "Lookup(min_match=2, max_copy=7)")
+    settings = {"alone": Setting(method=VERIFIER_ALONE, temperature=args.temperature)}
+    for drafting in args.drafting or ((copies,) if args.drafter is None else both):
+        for draft in args.drafts:
+            part = None if drafting == "drafter" else drafting
+            setting = Setting(drafting=part, max_draft=draft, temperature=args.temperature)
+            settings[f"{drafting}, G={draft}"] = setting
     asked = requests(args)
     named = {"verifier": args.verifier, "drafter": args.drafter}
     paths: Any = {name: path for name, path in named.items() if path is not None}
@@ -119,32 +128,22 @@ def run(args: argparse.Namespace) -> Report:
         for _, text in asked
     ]
     print("compiling ...", flush=True)
-    sides = {"alone": _ours(pair.verifier, chats, args)}
-    copies = ["Lookup(min_ngram=2)"]
-    both = ["drafter", *copies, "Lookup(min_match=2, max_copy=7)"]
-    for drafting in args.drafting or (copies if args.drafter is None else both):
-        for draft in args.drafts:
-            options = {"max_draft": draft}
-            if drafting != "drafter":
-                options["drafting"] = drafting
-            models = pair.verifier if drafting in copies else pair
-            sides[f"{drafting}, G={draft}"] = _ours(models, chats, args, **options)
-    with contextlib.ExitStack() as stack:
-        if args.llama:
-            sides |= stack.enter_context(_llama(args, chats, pair.verifier.tokenizer.eos_ids))
-        seconds = {name: np.zeros((args.repeats, len(chats))) for name in sides}
-        made: dict[str, dict[int, Made]] = {name: {} for name in sides}
-        turns = take_turns(
-            {name: functools.partial(_timed, call) for name, call in sides.items()},
-            range(len(chats)),
-            args.repeats,
-        )
-        print("measuring ...", flush=True)
-        total = len(sides) * args.repeats * len(chats)
-        bar = tqdm.tqdm(turns, total=total)
-        for name, repeat, i, (spent, one) in bar:
-            seconds[name][repeat, i], made[name][i] = spent, one
-            bar.set_postfix_str(f"{name}: {len(one.tokens) / spent:.1f} tokens/s")
+    sides = {name: _ours(pair, one, chats, args) for name, one in settings.items()}
+    if args.llama:
+        sides |= _llama(args, chats, pair.verifier.tokenizer.eos_ids)
+    seconds = {name: np.zeros((args.repeats, len(chats))) for name in sides}
+    made: dict[str, dict[int, Made]] = {name: {} for name in sides}
+    turns = take_turns(
+        {name: functools.partial(_timed, call) for name, call in sides.items()},
+        range(len(chats)),
+        args.repeats,
+    )
+    print("measuring ...", flush=True)
+    total = len(sides) * args.repeats * len(chats)
+    bar = tqdm.tqdm(turns, total=total)
+    for name, repeat, i, (spent, one) in bar:
+        seconds[name][repeat, i], made[name][i] = spent, one
+        bar.set_postfix_str(f"{name}: {len(one.tokens) / spent:.1f} tokens/s")
     kinds = list(dict.fromkeys(kind for kind, _ in asked))
     rows = [
         _figures(
@@ -167,16 +166,10 @@ def _timed(call: Callable[[int], Made], i: int) -> tuple[float, Made]:
 
 
 def _ours(
-    models: Pair | TextModel, chats: Sequence[np.ndarray], args: argparse.Namespace, **options: Any
+    pair: Pair, setting: Setting, chats: Sequence[np.ndarray], args: argparse.Namespace
 ) -> Callable[[int], Made]:
-    decoder = Decoder(
-        models,
-        sampling=Sampling(args.temperature),
-        max_new_tokens=args.max_new,
-        batch_size=1,
-        buckets=_BUCKETS,
-        **options,
-    )
+    options: Any = {"max_new_tokens": args.max_new, "batch_size": 1, "buckets": _BUCKETS}
+    decoder = Decoder(pair.named, setting, **options)
     # A limit of one token compiles all programs.
     places = {np.searchsorted(_BUCKETS, len(chat)): i for i, chat in enumerate(chats)}
     for i in places.values():
@@ -189,10 +182,9 @@ def _ours(
     return call
 
 
-@contextlib.contextmanager
 def _llama(
     args: argparse.Namespace, chats: Sequence[np.ndarray], ends: Sequence[int]
-) -> Iterator[dict[str, Callable[[int], Made]]]:
+) -> dict[str, Callable[[int], Made]]:
     try:
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -224,7 +216,7 @@ def _llama(
 
         return call
 
-    yield {
+    return {
         f"llama.cpp, {threads} thread{'s' * (threads > 1)}{', lookup' * lookup}": side(
             threads, lookup
         )

@@ -5,6 +5,7 @@ Axes: B rows, N rows of a matrix, T positions, V vocabulary.
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -19,6 +20,15 @@ _T = TypeVar("_T")
 _as_on_tpus: contextvars.ContextVar[bool] = contextvars.ContextVar("as_on_tpus", default=False)
 # Not set in a caller's own program.
 _partitioner: contextvars.ContextVar[Any] = contextvars.ContextVar("partitioner")
+
+
+@functools.cache
+def host_cpu() -> jax.Device | None:
+    """The CPU of this process as a device; None if JAX_PLATFORMS excludes it."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return None
 
 
 @contextlib.contextmanager

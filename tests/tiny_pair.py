@@ -31,6 +31,18 @@ SIZES = {
 }
 
 
+def chat_model(seed: int = 0) -> TextModel:
+    """Returns a tiny Llama of bytes with a chat template."""
+    config = LlamaConfig(
+        vocab_size=259, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=24, num_layers=1,
+        num_kv_heads=2,
+    )  # fmt: skip
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = "{% for m in messages %}Q: {{ m.content }}\nA:{% endfor %}"
+    model = model_from_config(config)
+    return TextModel(model, random_params(model, seed), tokenizer)
+
+
 def sentences(
     count: int, seed: int = 0, longest: int = 6, syllables: Sequence[str] = SYLLABLES
 ) -> list[str]:

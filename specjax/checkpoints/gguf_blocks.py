@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float32, Int8, UInt8
 
 from specjax.compilation import jit
+from specjax.platforms import host_cpu
 
 _Dequantise = Callable[[UInt8[Array, "N bytes"]], Float32[Array, "N numbers"]]
 
@@ -104,15 +105,6 @@ KINDS: dict[str, tuple[int, _Dequantise]] = {
     "Q5_K": (176, _q5_k),
     "Q6_K": (210, _q6_k),
 }
-
-
-@functools.cache
-def host_cpu() -> jax.Device | None:
-    """The host's CPU as a device, for `jax.default_device`; None if JAX_PLATFORMS excludes it."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
 
 
 @dataclasses.dataclass(frozen=True)

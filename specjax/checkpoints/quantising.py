@@ -16,11 +16,11 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from specjax.checkpoints.arrays import View, check_finite, copy_as, matrices_of
-from specjax.checkpoints.gguf_blocks import host_cpu
 from specjax.checks import require
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.models.int8 import Int8Weight, int8_form
+from specjax.platforms import host_cpu
 
 # Blocks are copied and quantised beside each other; each takes a few times its floats.
 _THREADS = 2

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -143,17 +144,18 @@ def run(args: argparse.Namespace) -> int:
                     decoders[0], list(chunks[0]), max_new_tokens=1, progress=False
                 ),
             )
-            passes[batch, length] = of = _of_passes(times[length], length)
-            c, r = (of[name] / of["verifier_ms"] for name in ("draft_ms", "check_ms"))
-            told = f"c = {c:.2f} (a draft's pass over the verifier's)"
-            print(f"B={batch} G={length}: {told}, r = {r:.2f} (of {length + 1} tokens)", flush=True)
+            passes[batch, length] = _of_passes(times[length], length)
+            method: Any = decoders[length].method
+            cost = round_cost(times[length], method.drafter, math.nan)
+            told = f"c = {cost.c:.2f} (a draft's pass over the verifier's), r = {cost.r:.2f}"
+            print(f"B={batch} G={length}: {told} (of {length + 1} tokens)", flush=True)
         for temperature in args.temperatures:
             print(f"B={batch} T={temperature:g}: measuring calls ...", flush=True)
             decoders = _decoders(pair, tokens, args, batch, temperature)
             sides = measure(decoders, chunks, args.repeats)
             costs = {}
             for length in args.drafts:
-                method: Any = decoders[length].method
+                method = decoders[length].method
                 tokens_of_pass = yields(sides[length].times, sides[0].times)
                 costs[length] = round_cost(times[length], method.drafter, tokens_of_pass)
             for length, cost in costs.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from specjax.errors import UserError
+from specjax.platforms import host_cpu
 
 if TYPE_CHECKING:
     from specjax.acceptance_head import Head
@@ -122,10 +123,8 @@ def _tell(args: argparse.Namespace, source_format: str, parameters: int) -> None
 
 
 def _host() -> Any:
-    try:
-        return jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS has no CPU
-        return None
+    host = host_cpu()
+    return None if host is None else jax.sharding.SingleDeviceSharding(host)
 
 
 def _convert_head(args: argparse.Namespace) -> int:

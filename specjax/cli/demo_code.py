@@ -127,12 +127,12 @@ def run(args: argparse.Namespace) -> int:
     sides = measure(timed, [[prompt] for prompt in prompts], args.repeats)
     texts = {name: [result.texts[0] for result in side.results] for name, side in sides.items()}
     lines = summary(sides["alone"], sides["with drafts"], 0.0)
-    for line in ["", *products(), *lines[:-1], passed(texts), lines[-1]]:
+    for line in ["", *products(), *lines[:-1], test_counts(texts), lines[-1]]:
         print(line)
     return 0
 
 
-def passed(texts: Mapping[str, Sequence[str]]) -> str:
+def test_counts(texts: Mapping[str, Sequence[str]]) -> str:
     """How many answers of each side pass their tests."""
     reason = missing()
     if reason is not None:

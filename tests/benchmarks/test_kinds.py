@@ -7,9 +7,7 @@ import pytest
 
 import specjax
 from benchmarks import kinds
-from specjax.models import LlamaConfig, model_from_config
-from specjax.tokenizers import ByteTokenizer
-from tests.models.tiny import random_params
+from tests import tiny_pair
 
 FUNCTION = {"prompt": "def one():\n", "canonical_solution": "    return 1\n"}
 TASK = {"task_id": 11, "text": "Write two.", "test_list": ["assert two() == 2"], "code": "two = 2"}
@@ -23,17 +21,7 @@ def written(path, rows):
 
 @pytest.fixture
 def pair(monkeypatch):
-    config = LlamaConfig(
-        vocab_size=259, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=24, num_layers=1,
-        num_kv_heads=2,
-    )  # fmt: skip
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = "{% for m in messages %}Q: {{ m.content }}\nA:{% endfor %}"
-    model = model_from_config(config)
-    both = {
-        name: specjax.TextModel(model, random_params(model, seed), tokenizer)
-        for seed, name in enumerate(("verifier", "drafter"))
-    }
+    both = {"verifier": tiny_pair.chat_model(0), "drafter": tiny_pair.chat_model(1)}
 
     def load(weights, **paths):
         return specjax.Pair(**{name: both[name] for name in paths})
@@ -74,6 +62,17 @@ def test_without_a_drafter_copies_are_measured(pair, tmp_path, capsys):
     assert all(row["tokens_per_pass"] == 1.0 for row in rows if row["side"] == "alone")
 
 
-def test_without_requests_there_is_one_line(capsys):
-    assert kinds.main(["--verifier=x"]) == 2
-    assert "no requests: give --human-eval, --mbpp or --spec-bench" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "no requests: give --human-eval, --mbpp or --spec-bench"),
+        (["--mbpp=absent.jsonl"], "absent.jsonl"),
+        (["--mbpp={}"], "wrong.jsonl:1: the line has no task_id: give another file"),
+        (["--mbpp={}", "--temperature=-1"], "temperature must be"),
+        (["--mbpp={}", "--drafting=Lookop"], "Lookop"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_model_is_read(tmp_path, capsys, options, told):
+    wrong = written(tmp_path / "wrong.jsonl", [{"a": 1}])
+    assert kinds.main(["--verifier=x", *(option.format(wrong) for option in options)]) == 2
+    assert told in capsys.readouterr().err

@@ -11,25 +11,16 @@ import pytest
 import specjax
 from specjax.cli import demo_chat
 from specjax.cli.main import main
-from specjax.models import LlamaConfig, model_from_config
 from specjax.study.measure import Times
 from specjax.text.directories import inspect
-from specjax.tokenizers import ByteTokenizer
-from tests.models.tiny import random_params
+from tests import tiny_pair
 
 QUICK = ["--max-new-tokens=12", "--max-draft=2", "--verifier=x", "--repeats=2"]
 
 
 @pytest.fixture(scope="module")
 def verifier():
-    config = LlamaConfig(
-        vocab_size=259, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=24, num_layers=1,
-        num_kv_heads=2,
-    )  # fmt: skip
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = "{% for m in messages %}Q: {{ m.content }}\nA:{% endfor %}"
-    model = model_from_config(config)
-    return specjax.TextModel(model, random_params(model, 0), tokenizer)
+    return tiny_pair.chat_model()
 
 
 @pytest.fixture

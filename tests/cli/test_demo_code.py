@@ -10,9 +10,7 @@ import specjax
 from specjax.cli import demo_code
 from specjax.cli.main import main
 from specjax.evaluation.sandbox import Sandbox
-from specjax.models import LlamaConfig, model_from_config
-from specjax.tokenizers import ByteTokenizer
-from tests.models.tiny import random_params
+from tests import tiny_pair
 
 SOLUTIONS = [
     "```python\nimport itertools\n\ndef run_lengths(text):\n"
@@ -42,28 +40,20 @@ def uncontained(monkeypatch):
 
 def test_right_answers_pass_and_wrong_ones_do_not(uncontained):
     wrong = [demo_code._LEDGER, *SOLUTIONS[:3]]
-    told = demo_code.passed({"alone": SOLUTIONS, "with drafts": wrong})
+    told = demo_code.test_counts({"alone": SOLUTIONS, "with drafts": wrong})
     assert told == "Answers that pass their tests: 4 of 4 alone, 0 of 4 with drafts."
 
 
 def test_without_the_sandbox_the_tests_do_not_run(monkeypatch):
     monkeypatch.setattr(demo_code, "missing", lambda: "bwrap is not installed")
-    assert demo_code.passed({"alone": SOLUTIONS}).startswith(
+    assert demo_code.test_counts({"alone": SOLUTIONS}).startswith(
         "The tests did not run (bwrap is not installed)"
     )
 
 
 @pytest.mark.parametrize("drafter", [[], ["--drafter=y", "--weights=floats"]])
 def test_answers_are_shown_and_a_verdict_ends_them(monkeypatch, capsys, uncontained, drafter):
-    tokenizer = ByteTokenizer()
-    tokenizer.chat_template = "{% for m in messages %}Q: {{ m.content }}\nA:{% endfor %}"
-    model = model_from_config(
-        LlamaConfig(
-            vocab_size=259, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=24, num_layers=1,
-            num_kv_heads=2,
-        )
-    )  # fmt: skip
-    verifier = specjax.TextModel(model, random_params(model, 0), tokenizer)
+    verifier = tiny_pair.chat_model()
     others = jax.tree.map(lambda x: 1.1 * x, verifier.params)
     both = {"verifier": verifier, "drafter": dataclasses.replace(verifier, params=others)}
     asked = {}
