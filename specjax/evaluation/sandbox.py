@@ -118,11 +118,14 @@ class Sandbox:
         with temporary_directory() as directory, contextlib.ExitStack() as stack:
             reading, writing = os.pipe()
             status = stack.enter_context(os.fdopen(reading, "rb", buffering=0))
+            # Not Popen's own pipe: one that an interrupt ends stays open, and its child waits.
+            taking, giving = os.pipe()
+            stdin = stack.enter_context(os.fdopen(giving, "wb"))
             try:
                 job |= {"limits": limits, "status": writing}
                 process = subprocess.Popen(
                     command,
-                    stdin=subprocess.PIPE,
+                    stdin=taking,
                     stdout=subprocess.DEVNULL,
                     stderr=writing,
                     pass_fds=(writing,),
@@ -131,11 +134,11 @@ class Sandbox:
                     env={"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
                 )
             finally:
+                os.close(taking)
                 os.close(writing)
             try:
-                assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError), process.stdin:
-                    process.stdin.write(json.dumps(job).encode())
+                with contextlib.suppress(BrokenPipeError), stdin:
+                    stdin.write(json.dumps(job).encode())
                 # Unlike select, poll takes any number of file descriptors.
                 started = select.poll()
                 started.register(status, select.POLLIN)

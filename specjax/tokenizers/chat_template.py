@@ -229,13 +229,22 @@ class _Renderer:
     """A process that renders templates, one at a time."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C ends this process, which then ends the other
-        )
+        # Not Popen's own pipe: one that an interrupt ends stays open, and its child waits.
+        taking, giving = os.pipe()
+        self._stdin = os.fdopen(giving, "wb")
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_SCRIPT)],
+                stdin=taking,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends this process, which then ends the other
+            )
+        except BaseException:
+            self._stdin.close()
+            raise
+        finally:
+            os.close(taking)
         self._number = -1
         try:
             settings = {"path": sys.path, "memory": MOST_MEMORY, "longest": MOST_TEXT}
@@ -246,12 +255,12 @@ class _Renderer:
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         self.usable = False  # after an exception the pipe may have an answer that nobody has read
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
+        stdout = self._process.stdout
+        assert stdout is not None
         self._number += 1
         with contextlib.suppress(BrokenPipeError):  # its end is noticed below
-            stdin.write(marshal.dumps({**request, "number": self._number}))
-            stdin.flush()
+            self._stdin.write(marshal.dumps({**request, "number": self._number}))
+            self._stdin.flush()
         end, answer = time.monotonic() + seconds, bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
@@ -269,6 +278,8 @@ class _Renderer:
 
     def close(self) -> None:
         self._process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
         self._process.communicate()
 
 

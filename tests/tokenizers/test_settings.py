@@ -154,7 +154,7 @@ def test_an_answer_to_another_request_is_not_taken():
     chat_template._close()
     assert render_chat("a", []) == "a"
     (renderer,) = renderers()
-    stdin = renderer._process.stdin
+    stdin = renderer._stdin
     stdin.write(marshal.dumps({"template": "old", "variables": {}, "number": 99}))
     stdin.flush()
     assert render_chat("new", []) == "new"
