@@ -21,7 +21,7 @@ FLOORS = (
     {"decoding", "testing"},
     {"drafting"},
     {"text"},
-    {"integrations", "runs"},
+    {"integrations", "runs", "serving"},
     {"study", "training"},
     {"__init__", "cli"},
 )

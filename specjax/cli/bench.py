@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_weights(parser: argparse.ArgumentParser, default: str) -> None:
+def add_weights(parser: argparse._ActionsContainer, default: str) -> None:
     """Adds the form of both models' matrices, which `form_of` reads."""
     parser.add_argument(
         "--weights",

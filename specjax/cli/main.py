@@ -49,6 +49,10 @@ COMMANDS = {
         "specjax.cli.infer",
         "decode a text, TSV or JSONL file with a pair of models (resumable)",
     ),
+    "serve": (
+        "specjax.cli.serve",
+        "serve a pair over HTTP with OpenAI's routes (extra: serve)",
+    ),
     "evaluate": (
         "specjax.cli.evaluate",
         "score predictions with confidence intervals; compare methods",

@@ -98,6 +98,7 @@ class Decoder:
     Attributes:
       models, stop, chat_template_kwargs: as given, but the only model where one decodes alone.
       setting: the way to decode; `method` is VerifierAlone where the only model has no drafts.
+      main: the model whose distribution is asked for: the verifier, or the only model.
       method, params, rule, sampling: what decodes; `rule` is None if the method has none.
       tokenizer: the verifier's tokenizer.
       costs: those that were measured here for `drafting.CostAware()`, or None.
@@ -153,7 +154,7 @@ class Decoder:
         setting = _setting_of(setting, {k: x for k, x in given.items() if x is not None})
         setting, chosen = chosen_models(setting, models)
         built = build(setting, chosen, self.batch_size, (lengths or BUCKETS)[0])
-        self.setting, self._main = setting, (main := built.main)
+        self.setting, self.main = setting, (main := built.main)
         self.buckets = buckets_to(main.context) if lengths is None else lengths
         self.models, self._built, self.tokenizer = chosen, built, main.tokenizer
         self.method, self.costs, self.length = built.method, built.costs, built.length
@@ -276,7 +277,7 @@ class Decoder:
                 f"best_of must be at most num_samples={call.num_samples}, got {best_of}: give a "
                 "larger num_samples"
             )
-        teacher_forcing.check_top(self._main, top_log_probs)
+        teacher_forcing.check_top(self.main, top_log_probs)
         if top_log_probs is not None and self.uses_processes:
             raise UserError(
                 "top_log_probs must be left out, because the mesh has several processes: score the "
@@ -288,7 +289,7 @@ class Decoder:
             result = result.best(best_of)
         if top_log_probs is not None:
             tokens = [call.tokens[row.index] for row in result]
-            scored = teacher_forcing.rows_with_top(self._main, tokens, result.rows, top_log_probs)
+            scored = teacher_forcing.rows_with_top(self.main, tokens, result.rows, top_log_probs)
             result = Result(scored)
         times = split_time(time.perf_counter() - start, compile_seconds() - compiled)
         return Result(result.rows, **times)
@@ -394,13 +395,13 @@ class Decoder:
         check_flag("prompt_log_probs", prompt_log_probs)
         named = enumerate(requests_lib.as_list(prompts))
         tokens = [self._encoded(prompt, f"prompt {i}") for i, prompt in named]
-        model = self._main
+        model = self.main
         ids = teacher_forcing.checked_outputs(model, outputs, len(tokens))
         return teacher_forcing.score(model, tokens, ids, sampling, prompt_log_probs, top_log_probs)
 
     def text_after(self, prompt: np.ndarray) -> Callable[[Sequence[int]], str]:
         """Returns the function that decodes the tokens of an output, from its prompt's tokens."""
-        return self._main.text_after(prompt)
+        return self.main.text_after(prompt)
 
     def encode(
         self,
@@ -465,12 +466,12 @@ class Decoder:
     @property
     def can_share_prefix(self) -> bool:
         """Whether models can read a common beginning of prompts once."""
-        return self._main.continues_prompts and not self.uses_processes
+        return self.main.continues_prompts and not self.uses_processes
 
     @property
     def uses_processes(self) -> bool:
         """Whether its mesh has devices of several processes."""
-        mesh = self._main.mesh
+        mesh = self.main.mesh
         return mesh is not None and mesh.is_multi_process
 
     def describe(self) -> dict[str, Any]:
@@ -479,7 +480,7 @@ class Decoder:
         They are fingerprints of the models, the method and its settings, the versions, and the
         device.
         """
-        built, mesh = self._built, self._main.mesh
+        built, mesh = self._built, self.main.mesh
         values = {
             "models": {name: model.fingerprint for name, model in built.models.items()},
             **self.method.describe(),
@@ -561,7 +562,7 @@ class Decoder:
         if refill > rows:
             raise UserError(f"refill must be at most rows={rows}, got {refill}")
         self._warn_of_budget(rows)
-        warn_of_ignored(self._main, self.sampling.processors or ())
+        warn_of_ignored(self.main, self.sampling.processors or ())
         multiple = row_multiple(self.method) * num_samples
         return self._new_engine(
             self.params if rule is None else self.params._replace(rule=rule),
@@ -587,9 +588,9 @@ class Decoder:
         new = in_sampling if processors is None else processors
         bound, params = self.sampling.processors, self.params
         if new is not None:
-            bound, shared = bind_processors(new, self._main)
+            bound, shared = bind_processors(new, self.main)
             if hasattr(params, "processors"):
-                params = params._replace(processors=self._main.place(shared))
+                params = params._replace(processors=self.main.place(shared))
             else:
                 assert not shared, f"{type(params).__name__} has no field `processors`"
         if isinstance(self.method, Speculative):
@@ -654,7 +655,7 @@ class Decoder:
             )
         rule = self.rule if rule is None else checked_rule(self.method.check_rule, rule)
         sampling, params = self._sampled(sampling, processors, rule)
-        warn_of_ignored(self._main, sampling.processors or ())
+        warn_of_ignored(self.main, sampling.processors or ())
         prefix = self._own_prefix(prefix)
         named = [(f"prompt {i}", x) for i, x in enumerate(requests_lib.as_list(prompts))]
         if prefix is not None:
@@ -699,7 +700,7 @@ class Decoder:
                 f"{len(requests)} prompts, got {short_repr(predictions)}"
             )
         encoded = [
-            None if x is None else requests_lib.encode_output(x, f"predictions[{i}]", self._main)
+            None if x is None else requests_lib.encode_output(x, f"predictions[{i}]", self.main)
             for i, x in enumerate(predictions)
         ]
         together = zip(requests, encoded, strict=True)
@@ -715,7 +716,7 @@ class Decoder:
     def _whole_prefix(self, tokens: np.ndarray) -> Prefix:
         """The prefix of whole prompts, of which most begin with these tokens."""
         remedy = "give whole prompts, without prefix and share_prefix"
-        if not self._main.continues_prompts:
+        if not self.main.continues_prompts:
             raise UserError(f"{remedy}, because an encoder reads whole prompts")
         if self.uses_processes:
             raise UserError(f"{remedy}, because the mesh has several processes")

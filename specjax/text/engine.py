@@ -704,7 +704,8 @@ class Engine:
                 else:
                     text = entry.streamed.rest(row.text)
             if text or row:
-                added.append(Added(entry.index, entry.sample, text, row))
+                emitted = int(progress.lengths[place])
+                added.append(Added(entry.index, entry.sample, text, emitted, row))
         # At the end, so that an error on the way leaves all of them to be given back.
         for place in ended:
             self._slots.held[place] = None

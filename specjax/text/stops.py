@@ -232,12 +232,14 @@ def _over_tokens(
 class Added:
     """The text that a row got in a step; the texts of a row together are its `text`.
 
-    `index` and `sample` are the row's. `row` is the row, once it is finished.
+    `index` and `sample` are the row's, `emitted` its number of tokens so far. `row` is the row,
+    once it is finished.
     """
 
     index: int
     sample: int
     text: str
+    emitted: int
     row: Row | None = None
 
 

@@ -1,0 +1,243 @@
+"""Finished rows as the answers of OpenAI's routes."""
+
+import dataclasses
+import difflib
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.serving.errors import RefusedError
+from specjax.serving.fields import Asked
+from specjax.text import Decoder
+from specjax.text.requests import encode_output
+from specjax.text.results import Row, TopTokens, finite, split
+
+
+class Answer:
+    """The answer to a request: its parts, whole or in chunks."""
+
+    def __init__(self, asked: Asked, decoder: Decoder, model: str) -> None:
+        self._asked, self._decoder = asked, decoder
+        kind = "chat.completion" if asked.chat else "text_completion"
+        prefix = "chatcmpl" if asked.chat else "cmpl"
+        self._head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "object": f"{kind}.chunk" if asked.stream and asked.chat else kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The answer with all choices; `rows` in the order of the requests."""
+        choices = [self._choice(place, row) for place, row in enumerate(rows)]
+        return {**self._head, "choices": choices, **self._about(rows)}
+
+    def scored(self) -> dict[str, Any]:
+        """The answer that only reads the prompts."""
+        choices = [
+            {
+                "index": place,
+                "text": self._text(prompt),
+                "logprobs": self._read(prompt, []),
+                "finish_reason": "length",
+            }
+            for place, prompt in enumerate(self._asked.prompts)
+        ]
+        return {**self._head, "choices": choices, "usage": self._usage([])}
+
+    def chunk(self, place: int, text: str, row: Row | None, so_far: int) -> dict[str, Any]:
+        """A part of a choice; with `row` its last. `so_far` counts tokens of all choices."""
+        reason = None if row is None else _finish_reason(row)
+        choice: dict[str, Any] = {"index": place, "finish_reason": reason}
+        choice |= {"delta": {"content": text}} if self._asked.chat else {"text": text}
+        choice["logprobs"] = None if row is None else self._log_probs(place, row)
+        usage = {"usage": self._counts(so_far)} if self._asked.usage_always else {}
+        return {**self._head, "choices": [choice], **usage}
+
+    def first(self, place: int) -> dict[str, Any]:
+        """The chunk that begins a message."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head, "choices": [choice]}
+
+    def end(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The last chunk, with the usage."""
+        return {**self._head, "choices": [], **self._about(rows)}
+
+    def _choice(self, place: int, row: Row) -> dict[str, Any]:
+        choice = {
+            "index": place,
+            "logprobs": self._log_probs(place, row),
+            "finish_reason": _finish_reason(row),
+        }
+        if self._asked.chat:
+            return {**choice, "message": {"role": "assistant", "content": row.text}}
+        before = self._text(self._prompt(place)) if self._asked.echo else ""
+        return {**choice, "text": before + row.text}
+
+    def _prompt(self, place: int) -> np.ndarray:
+        asked = self._asked
+        return asked.prompts[place * len(asked.prompts) // len(asked.requests)]
+
+    def _text(self, tokens: Any) -> str:
+        return self._decoder.tokenizer.decode(np.asarray(tokens).tolist())
+
+    def _about(self, rows: Sequence[Row]) -> dict[str, Any]:
+        infos = [row.info for row in rows]
+        drafted = sum(int(info.drafted) for info in infos)
+        accepted = sum(int(info.accepted) for info in infos)
+        steps = sum(int(info.drafted_lengths[1:].sum()) for info in infos)
+        histogram: Any = sum(info.accepted_lengths for info in infos)
+        speculative = {
+            "mean_acceptance_length": 1.0 + accepted / steps if steps else None,
+            "draft_acceptance_rate": accepted / drafted if drafted else None,
+            "acceptance_histogram": histogram.tolist(),
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+            "num_spec_tokens": self._decoder.method.max_draft,
+        }
+        return {
+            "usage": self._usage(rows),
+            "metrics": {"speculative_decoding": speculative},
+            "specjax": self._promise(rows),
+        }
+
+    def _promise(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Whose distribution the texts follow; the nats are this answer's own estimate."""
+        sampling: Any = self._asked.requests[0].sampling
+        temperature = float(sampling.temperature)
+        own = {} if self._asked.rule is None else {"rule": self._asked.rule}
+        setting = dataclasses.replace(self._decoder.setting, temperature=temperature, **own)
+        if setting.is_lossless:
+            return {"promise": "exact"}
+        nats = None
+        if temperature > 0.0:
+            gap = sum(float(x.info.log_prob_target - x.info.log_prob_processed) for x in rows)
+            nats = finite(gap / sum(int(row.info.emitted) for row in rows))
+        return {"promise": "approximate", "rule": str(setting.rule), "nats_per_token": nats}
+
+    def _counts(self, completion: int) -> dict[str, Any]:
+        prompt = sum(map(len, self._asked.prompts))
+        both = prompt + completion
+        return {
+            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": both
+        }  # fmt: skip
+
+    def _usage(self, rows: Sequence[Row]) -> dict[str, Any]:
+        usage = self._counts(sum(int(row.info.emitted) for row in rows))
+        expected = self._asked.prediction
+        if expected is not None:
+            accepted = sum(_common(expected, row.tokens) for row in rows)
+            rest = len(expected) * len(rows) - accepted
+            details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rest}
+            usage["completion_tokens_details"] = details
+        return usage
+
+    def _log_probs(self, place: int, row: Row) -> dict[str, Any] | None:
+        """The log-probabilities under the verifier itself."""
+        if self._asked.top is None:
+            return None
+        main = self._decoder.main
+        tokens = encode_output(row, "the output", main).tolist()
+        prompt = self._prompt(place)
+        if self._asked.echo:
+            return self._read(prompt, tokens)
+        assert row.log_probs is not None
+        own = [float(x) for x in row.log_probs]
+        best = None
+        if self._asked.top:
+            top = self._asked.top
+            best = self._decoder.score([prompt], [tokens], top_log_probs=top).top
+        parts = split(row.text, tokens, self._decoder.text_after(prompt))
+        if not self._asked.chat:
+            return self._columns(parts, tokens, own, best[0] if best else None)
+        content = []
+        for i, (part, log_prob) in enumerate(zip(parts, own, strict=True)):
+            others = [] if best is None else self._best(best[0], i).items()
+            content.append(
+                {
+                    **_named(part, log_prob),
+                    "top_logprobs": [_named(text, value) for text, value in others],
+                }
+            )
+        return {"content": content, "refusal": None}
+
+    def _read(self, prompt: np.ndarray, output: Sequence[int]) -> dict[str, Any] | None:
+        """The log-probabilities of a prompt's tokens but the first, and of an output's."""
+        top = self._asked.top
+        if top is None:
+            return None
+        tokens = [*prompt.tolist(), *output]
+        # The others are an output of the first.
+        best, own = None, []
+        if len(tokens) > 1:
+            rest = np.asarray(tokens[1:], np.int32)
+            scores = self._decoder.score([prompt[:1]], [rest], top_log_probs=top or None)
+            own = [float(x) for x in scores.log_probs[0]]
+            best = scores.top[0] if scores.top else None
+        parts = [self._text([token]) for token in tokens]
+        columns = self._columns(parts[1:], tokens[1:], own, best)
+        alternatives = columns["top_logprobs"]
+        return {
+            "tokens": [parts[0], *columns["tokens"]],
+            "token_logprobs": [None, *columns["token_logprobs"]],
+            "top_logprobs": alternatives and [None, *alternatives],
+            "text_offset": [0, *(len(parts[0]) + x for x in columns["text_offset"])],
+        }
+
+    def _columns(
+        self, parts: Sequence[str], tokens: Sequence[int], own: list[float], best: TopTokens | None
+    ) -> dict[str, Any]:
+        alternatives = None
+        if best is not None:
+            alternatives = []
+            for i, (part, token) in enumerate(zip(parts, tokens, strict=True)):
+                found = self._best(best, i)
+                if token not in best.tokens[i]:  # it is always there, with the same float
+                    found[_unused(part, token, found)] = own[i]
+                alternatives.append(found)
+        offsets = np.cumsum([0, *map(len, parts)])[:-1].tolist()
+        return {
+            "tokens": list(parts),
+            "token_logprobs": [finite(x) for x in own],
+            "top_logprobs": alternatives,
+            "text_offset": offsets,
+        }
+
+    def _best(self, best: TopTokens, place: int) -> dict[str, float]:
+        """The most probable tokens by their texts."""
+        found: dict[str, float] = {}
+        for token, value in zip(best.tokens[place], best.log_probs[place], strict=True):
+            if np.isfinite(value):
+                found[_unused(self._text([int(token)]), int(token), found)] = float(value)
+        return found
+
+
+def check_finite(row: Row) -> Row:
+    """Refuses a row in which a model gave NaN."""
+    if row.error is not None:
+        raise RefusedError(f"the output was cut: {row.error}", status=500)
+    return row
+
+
+def _finish_reason(row: Row) -> str:
+    return "length" if row.ended_by == "length" else "stop"
+
+
+def _unused(text: str, token: int, found: dict[str, float]) -> str:
+    """A token's text, or if another has the same (such as a part of a character) its id."""
+    return f"token_id:{token}" if text in found else text
+
+
+def _named(text: str, log_prob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": finite(log_prob), "bytes": list(text.encode())}
+
+
+def _common(expected: np.ndarray, tokens: np.ndarray) -> int:
+    """The number of a prediction's tokens that are in the output, in their order."""
+    matcher = difflib.SequenceMatcher(None, expected.tolist(), tokens.tolist(), autojunk=False)
+    return sum(block.size for block in matcher.get_matching_blocks())

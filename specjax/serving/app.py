@@ -1,0 +1,283 @@
+"""The application: routes, limits, streams and the key."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from specjax.serving.answers import Answer, check_finite
+from specjax.serving.counters import Counters
+from specjax.serving.engines import Engines, Job, refusal
+from specjax.serving.errors import RefusedError
+from specjax.serving.fields import Asked, read_body
+from specjax.text import Decoder
+from specjax.text.results import Row
+from specjax.text.stops import Added
+
+_GONE = 499  # nginx's status of a client that has gone
+
+
+class Limits(NamedTuple):
+    """What a server takes.
+
+    Attributes:
+      prompt_length: the longest prompt in tokens.
+      waiting: the most rows that wait; more are refused with 429.
+      body_bytes: the longest body.
+      seconds: the most time of a request.
+      engines: the most kinds of requests (filters, processors, schemas) at a time; each has slots.
+    """
+
+    prompt_length: int
+    waiting: int = 256
+    body_bytes: int = 4 << 20
+    seconds: float = 600.0
+    engines: int = 4
+
+
+def make_app(
+    decoder: Decoder, limits: Limits, *, name: str | None = None, api_key: str | None = None
+) -> Starlette:
+    """Returns the ASGI application of a decoder.
+
+    Args:
+      decoder: its setting decodes; its `max_new_tokens` is the longest output, and its
+        `batch_size` the number of rows decoded together.
+      name: the model's name for clients; by default the verifier's.
+      api_key: if it is given, requests of `/v1` must have it as a bearer token.
+    """
+    server = _Server(decoder, limits, name or decoder.main.name, api_key)
+    routes = [
+        Route("/v1/models", server.models),
+        Route("/v1/models/{name:path}", server.models),
+        Route("/v1/chat/completions", server.chat, methods=["POST"]),
+        Route("/v1/completions", server.completions, methods=["POST"]),
+        Route("/health", server.health),
+        Route("/metrics", server.metrics),
+    ]
+    handlers: Any = {RefusedError: _refused, HTTPException: _no_route}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=server.lifespan)
+    app.state.warm_up = server.warm_up
+    return app
+
+
+class _Server:
+    def __init__(self, decoder: Decoder, limits: Limits, name: str, api_key: str | None) -> None:
+        self._decoder, self._limits, self._name, self._key = decoder, limits, name, api_key
+        self._engines = Engines(
+            decoder,
+            prompt_length=limits.prompt_length,
+            waiting=limits.waiting,
+            most=limits.engines,
+        )
+        self._counters = Counters(lambda: self._engines.unfinished, lambda: self._engines.queued)
+        self._started = int(time.time())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(self._engines.close)
+
+    async def warm_up(self, progress: Callable[[int], Any]) -> None:
+        """Compiles the programs of plain requests; `progress` is told each length of prompts."""
+        # The first prompt fills all slots at once, each later one its own.
+        for length in (self._decoder.buckets[0], *self._decoder.buckets):
+            progress(length)
+            body = {"prompt": [0] * min(length, self._limits.prompt_length), "max_tokens": 1}
+            asked = read_body(body, self._decoder, self._name, chat=False)
+            async for _ in self._events(asked, None):
+                pass
+
+    async def models(self, request: Request) -> Response:
+        self._check_key(request)
+        one = {"id": self._name, "object": "model", "created": self._started, "owned_by": "specjax"}
+        length = self._limits.prompt_length + self._decoder.max_new_tokens
+        model = {**one, "max_model_len": length}
+        name = request.path_params.get("name")
+        if name not in (None, self._name):
+            raise RefusedError(f"there is no model {name!r:.80}", status=404, param="model")
+        return JSONResponse({"object": "list", "data": [model]} if name is None else model)
+
+    async def health(self, request: Request) -> Response:
+        return Response()
+
+    async def metrics(self, request: Request) -> Response:
+        content = generate_latest(self._counters.registry)
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, chat=False)
+
+    async def _answer(self, request: Request, *, chat: bool) -> Response:
+        status = 500
+        try:
+            self._check_key(request)
+            body = await self._body(request)
+            asked = await run_in_threadpool(read_body, body, self._decoder, self._name, chat=chat)
+            answer = Answer(asked, self._decoder, self._name)
+            self._counters.prompt_tokens.inc(sum(map(len, asked.prompts)))
+            if asked.scored:
+                content = await run_in_threadpool(answer.scored)
+            else:
+                events = self._events(asked, request)
+                if asked.stream:
+                    # The first event may be a refusal, which has a status of its own.
+                    first = await anext(events)
+                    status = 200
+                    chunks = self._chunks(asked, answer, first, events)
+                    return StreamingResponse(chunks, media_type="text/event-stream")
+                rows: list[Any] = [None] * len(asked.requests)
+                async for place, added in events:
+                    if added.row is not None:
+                        rows[place] = check_finite(added.row)
+                self._counters.count(rows)
+                content = await run_in_threadpool(answer.whole, rows)
+            status = 200
+            return JSONResponse(content)
+        except ClientDisconnect:
+            status = _GONE
+            return Response(status_code=status)
+        except Exception as error:
+            refused = refusal(error)
+            status = refused.status
+            raise refused from None
+        finally:
+            self._counters.requests.labels(request.url.path, status).inc()
+
+    def _check_key(self, request: Request) -> None:
+        if self._key is None:
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._key}".encode()):
+            raise RefusedError("the API key is missing or wrong", status=401)
+
+    async def _body(self, request: Request) -> Any:
+        content = bytearray()
+        async for piece in request.stream():
+            content += piece
+            if len(content) > self._limits.body_bytes:
+                most = self._limits.body_bytes
+                raise RefusedError(f"the body must have at most {most:,} bytes", status=413)
+        try:
+            return await run_in_threadpool(json.loads, bytes(content))
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the body must be JSON: {error}") from None
+
+    async def _events(
+        self, asked: Asked, request: Request | None
+    ) -> AsyncIterator[tuple[int, Added]]:
+        """The texts of rows by their places, until all are finished; aborts them on the way out.
+
+        Raises:
+          ClientDisconnect: the client has gone.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[tuple[int, Added | Exception]] = asyncio.Queue()
+
+        def putting(place: int) -> Callable[[Added | Exception], None]:
+            def put(event: Added | Exception) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(events.put_nowait, (place, event))
+
+            return put
+
+        async def watch(request: Request) -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            events.put_nowait((0, ClientDisconnect()))
+
+        streams = asked.stream and asked.top is None
+        jobs = [Job(x, putting(i), streams) for i, x in enumerate(asked.requests)]
+        start, first = time.perf_counter(), 0.0
+        thread = self._engines.submit(asked, jobs)
+        watching = None if request is None else asyncio.create_task(watch(request))
+        left, emitted = len(jobs), [0] * len(jobs)
+        try:
+            while left:
+                # Not `asyncio.timeout`: a stream goes on in another task.
+                rest = start + self._limits.seconds - time.perf_counter()
+                place, event = await asyncio.wait_for(events.get(), rest)
+                if isinstance(event, Exception):
+                    raise event
+                first = first or time.perf_counter()
+                left -= event.row is not None
+                emitted[place] = event.emitted
+                yield place, event
+        except TimeoutError:
+            most = self._limits.seconds
+            raise RefusedError(f"it took more than {most:g} seconds", status=504) from None
+        finally:
+            if watching is not None:
+                watching.cancel()
+            if left:
+                thread.abort(jobs)
+            elif request is not None:
+                self._counters.time(start, first, sum(emitted))
+
+    async def _chunks(
+        self,
+        asked: Asked,
+        answer: Answer,
+        first: tuple[int, Added],
+        events: AsyncIterator[tuple[int, Added]],
+    ) -> AsyncIterator[str]:
+        """The lines of a stream of server-sent events."""
+        rows: list[Row | None] = [None] * len(asked.requests)
+        tokens = [0] * len(rows)
+        try:
+            for place in range(len(rows) if asked.chat else 0):
+                yield _line(answer.first(place))
+            async for place, added in _chained(first, events):
+                if added.row is not None:
+                    rows[place] = check_finite(added.row)
+                tokens[place] = added.emitted
+                yield _line(
+                    await run_in_threadpool(answer.chunk, place, added.text, added.row, sum(tokens))
+                )
+            finished = [row for row in rows if row is not None]
+            self._counters.count(finished)
+            if asked.usage_at_end:
+                yield _line(answer.end(finished))
+            yield "data: [DONE]\n\n"
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            yield _line(refusal(error).body)
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+
+
+async def _chained(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield first
+    async for each in rest:
+        yield each
+
+
+def _line(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    refused = refusal(error)
+    headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
+    return JSONResponse(refused.body, refused.status, headers)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = RefusedError(f"{request.method} {request.url.path}: {error.detail}").body
+    return JSONResponse(body, error.status_code, error.headers)

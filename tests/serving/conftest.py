@@ -1,0 +1,81 @@
+"""A server on a free port, over a tiny pair that chats."""
+
+import contextlib
+import http.client
+import json
+import threading
+
+import pytest
+import uvicorn
+
+from specjax.serving import Limits, make_app
+from specjax.text import Decoder, Pair
+from tests import tiny_pair
+
+KEY = "a key"
+
+
+@pytest.fixture(scope="session")
+def decoder():
+    pair = Pair(tiny_pair.chat_model(1), tiny_pair.chat_model(0))
+    return Decoder(
+        pair,
+        drafting="Lookup(min_match=2)",
+        max_draft=3,
+        max_new_tokens=24,
+        batch_size=4,
+        buckets=(32, 64),
+    )
+
+
+class Client:
+    """Asks a server, without a library of OpenAI's."""
+
+    def __init__(self, port, app):
+        self.port, self.app = port, app
+
+    def send(self, method, path, body=None, key=KEY):
+        """The status and the content of a response."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        with contextlib.closing(connection):
+            connection.request(method, path, content, headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def ask(self, path, body, key=KEY):
+        status, content = self.send("POST", f"/v1/{path}", body, key)
+        return status, json.loads(content)
+
+    def answer(self, path, **body):
+        status, content = self.ask(path, body)
+        assert status == 200, content
+        return content
+
+    def stream(self, path, **body):
+        status, content = self.send("POST", f"/v1/{path}", {**body, "stream": True})
+        lines = [line for line in content.split("\n") if line]
+        assert status == 200 and lines.pop() == "data: [DONE]", lines
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@contextlib.contextmanager
+def serving(decoder, **limits):
+    app = make_app(decoder, Limits(64, **limits), name="tiny", api_key=KEY)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        yield Client(server.servers[0].sockets[0].getsockname()[1], app)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def client(decoder):
+    with serving(decoder) as client:
+        yield client
