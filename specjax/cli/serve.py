@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--prompt-length", type=int, default=1024, help="longest prompt, in tokens")
     limits.add_argument("--max-new-tokens", type=int, default=512, help="longest answer, in tokens")
     limits.add_argument("--queue", type=int, default=256, help="rows that may wait; then 429")
+    limits.add_argument(
+        "--prefixes",
+        type=int,
+        default=8,
+        help="finished rows whose caches stay: what a prompt has in common with one of them, such "
+        "as a system prompt, is not read again",
+    )
     limits.add_argument("--timeout", type=float, default=600.0, help="most seconds of a request")
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="the address to listen at")
@@ -63,7 +70,13 @@ def run(args: argparse.Namespace) -> int:
         raise MissingLibraryError(
             f"specjax serve needs {error.name}: pip install 'specjax[serve]'"
         ) from None
-    for name, low in {"batch_size": 1, "prompt_length": 1, "max_new_tokens": 1, "queue": 0}.items():
+    for name, low in {
+        "batch_size": 1,
+        "prompt_length": 1,
+        "max_new_tokens": 1,
+        "queue": 0,
+        "prefixes": 0,
+    }.items():
         whole_number(f"--{name.replace('_', '-')}", getattr(args, name), low=low)
     one_number("--timeout", args.timeout, low=0.0, open_low=True)
     api_key = os.environ.get(_KEY) or None
@@ -75,7 +88,12 @@ def run(args: argparse.Namespace) -> int:
     listening = _listen(args.host, args.port)
     with listening:
         decoder = _decoder(args)
-        limits = Limits(args.prompt_length, waiting=args.queue, seconds=args.timeout)
+        limits = Limits(
+            args.prompt_length,
+            waiting=args.queue,
+            seconds=args.timeout,
+            prefixes=args.prefixes,
+        )
         name = args.name or Path(args.verifier or "built-in").name.removesuffix(".gguf")
         app = make_app(decoder, limits, name=name, api_key=api_key)
         asyncio.run(

@@ -129,6 +129,7 @@ class Answer:
 
     def _usage(self, rows: Sequence[Row]) -> dict[str, Any]:
         usage = self._counts(sum(int(row.info.emitted) for row in rows))
+        usage["prompt_tokens_details"] = {"cached_tokens": self.cached(rows)}
         expected = self._asked.prediction
         if expected is not None:
             accepted = sum(_common(expected, row.tokens) for row in rows)
@@ -136,6 +137,12 @@ class Answer:
             details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rest}
             usage["completion_tokens_details"] = details
         return usage
+
+    def cached(self, rows: Sequence[Row]) -> int:
+        """The number of the prompts' tokens that were not read for the first row of each."""
+        first = rows[:: len(self._asked.requests) // len(self._asked.prompts)]
+        pairs = zip(self._asked.prompts, first, strict=False)  # none of scored prompts
+        return sum(len(prompt) - row.prefilled for prompt, row in pairs)
 
     def _log_probs(self, place: int, row: Row) -> dict[str, Any] | None:
         """The log-probabilities under the verifier itself."""

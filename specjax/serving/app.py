@@ -36,6 +36,8 @@ class Limits(NamedTuple):
       waiting: the most rows that wait; more are refused with 429.
       body_bytes: the longest body.
       seconds: the most time of a request.
+      prefixes: how many finished rows stay in memory, so that what a prompt has in common with one
+        of them (a system prompt, the chat so far) is not read again.
       engines: the most kinds of requests (filters, processors, schemas) at a time; each has slots.
     """
 
@@ -43,6 +45,7 @@ class Limits(NamedTuple):
     waiting: int = 256
     body_bytes: int = 4 << 20
     seconds: float = 600.0
+    prefixes: int = 8
     engines: int = 4
 
 
@@ -80,6 +83,7 @@ class _Server:
             prompt_length=limits.prompt_length,
             waiting=limits.waiting,
             most=limits.engines,
+            prefixes=limits.prefixes,
         )
         self._counters = Counters(lambda: self._engines.unfinished, lambda: self._engines.queued)
         self._started = int(time.time())
@@ -144,7 +148,7 @@ class _Server:
                 async for place, added in events:
                     if added.row is not None:
                         rows[place] = check_finite(added.row)
-                self._counters.count(rows)
+                self._counters.count(rows, answer.cached(rows))
                 content = await run_in_threadpool(answer.whole, rows)
             status = 200
             return JSONResponse(content)
@@ -249,7 +253,7 @@ class _Server:
                     await run_in_threadpool(answer.chunk, place, added.text, added.row, sum(tokens))
                 )
             finished = [row for row in rows if row is not None]
-            self._counters.count(finished)
+            self._counters.count(finished, answer.cached(finished))
             if asked.usage_at_end:
                 yield _line(answer.end(finished))
             yield "data: [DONE]\n\n"

@@ -27,6 +27,7 @@ class Counters:
 
         self.requests = counter("requests", "Answers by route and status.", ("route", "status"))
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.cached = counter("prefix_cache_hits", "Tokens of prompts that were not read again.")
         self.generation_tokens = counter("generation_tokens", "Tokens of outputs.")
         self.drafts = counter("spec_decode_num_drafts", "Rounds with a draft.")
         self.draft_tokens = counter("spec_decode_num_draft_tokens", "Drafted tokens.")
@@ -54,8 +55,9 @@ class Counters:
         if tokens > 1:
             self.per_token.observe((now - first) / (tokens - 1))
 
-    def count(self, rows: list[Row]) -> None:
-        """Counts finished rows."""
+    def count(self, rows: list[Row], cached: int) -> None:
+        """Counts finished rows; `cached` tokens of their prompts were not read."""
+        self.cached.inc(cached)
         for row in rows:
             info = row.info
             self.generation_tokens.inc(int(info.emitted))

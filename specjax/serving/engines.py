@@ -157,11 +157,15 @@ class Engines:
       decoder: its setting and models are those of every engine.
       prompt_length: the longest prompt in tokens.
       waiting: the most rows that wait beside those in slots.
+      prefixes: how many finished rows of an engine are kept for prompts that begin alike.
     """
 
-    def __init__(self, decoder: Decoder, *, prompt_length: int, waiting: int, most: int) -> None:
+    def __init__(
+        self, decoder: Decoder, *, prompt_length: int, waiting: int, most: int, prefixes: int
+    ) -> None:
         self.decoder = decoder
-        self._prompt_length, self._waiting, self._most = prompt_length, waiting, most
+        self._prompt_length, self._prefixes = prompt_length, prefixes
+        self._waiting, self._most = waiting, most
         self._threads: collections.OrderedDict[Kind, EngineThread] = collections.OrderedDict()
         self._lock, self._closed = threading.Lock(), False
 
@@ -236,6 +240,7 @@ class Engines:
             refill=1,
             log_probs=kind.log_probs,
             predictions=kind.predictions,
+            kept_prefixes=self._prefixes,
         )
 
     def close(self) -> None:

@@ -521,6 +521,7 @@ class Decoder:
         predictions: bool = False,
         num_samples: int = 1,
         prefix: Prefix | None = None,
+        kept_prefixes: int = 0,
     ) -> Engine:
         """Returns an engine of this method, for requests that arrive one by one.
 
@@ -529,7 +530,8 @@ class Decoder:
           rows: the number of slots; the batch size by default. It is rounded up to a multiple of
             `num_samples`, and on a mesh of its `data`.
           rule: replaces the Decoder's rule; each strength must be a number.
-          refill, log_probs, sources, predictions, num_samples, prefix: see `Engine`.
+          refill, log_probs, sources, predictions, num_samples, prefix, kept_prefixes: see `Engine`;
+            models that cannot continue a prompt keep none.
 
         Returns:
           An `Engine`, whose requests may have texts.
@@ -551,6 +553,7 @@ class Decoder:
         sizes = {"prompt_length": prompt_length, "rows": rows, "num_samples": num_samples}
         for name, size in sizes.items():
             check_count(name, size, "give a whole number")
+        kept = whole_number("kept_prefixes", kept_prefixes, low=0)
         refill = max(1, rows // 4) if refill is None else refill
         check_count("refill", refill, "give a whole number")
         most = self._built.most_rows
@@ -574,6 +577,7 @@ class Decoder:
             **flags,
             named=self._draft_option,
             prefix=self._own_prefix(prefix),
+            kept_prefixes=kept if self.can_share_prefix and prefix is None else 0,
             buckets=self.buckets,
         )
 

@@ -33,7 +33,7 @@ from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words, smaller
 from specjax.models.beginnings import Beginning
 from specjax.text import requests as requests_lib
-from specjax.text.requests import Limits, Prefix, Request
+from specjax.text.requests import KeptPrefixes, Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
 from specjax.text.stops import Added, StopBlocks, StreamedText, check_stops, cut
 from specjax.text.text_models import TextModel
@@ -261,6 +261,9 @@ class Engine:
         slots. B and `refill` are multiples of n. A request with m samples has m / n prefills.
       prefix: each prompt takes the caches of its first tokens, as far as it begins with them; a
         request of `add` has the rest of its prompt. None for whole prompts.
+      kept_prefixes: of so many finished rows the caches stay: a prompt that begins as one of them
+        takes the tokens in common from there, where slots are filled one by one (`refill` 1). Each
+        takes the memory of a slot.
       buckets: prompts are padded to the first of these lengths that holds all prompts of a refill,
         or to L, if the caches of the models allow it; each is a program to compile.
       contexts: model's name -> the most positions that it was trained for; for a warning.
@@ -292,6 +295,7 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any],
         num_samples: int,
         prefix: Prefix | None,
+        kept_prefixes: int = 0,
         buckets: Sequence[int] = (),
         contexts: dict[str, int],
         named: Mapping[str, str],
@@ -310,6 +314,7 @@ class Engine:
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._prefix, self._contexts = prefix, contexts
+        self._kept = KeptPrefixes(kept_prefixes) if kept_prefixes else None
         self._check_fits(fitting)
         widths = (*(x for x in buckets if x < prompt_length), prompt_length)
         same = len(widths) == 1 or self._shapes(widths[0]) == self._shapes(prompt_length)
@@ -591,20 +596,31 @@ class Engine:
         """The prefix with the number of its tokens that each entry takes."""
         for entry in entries:
             entry.prefilled = len(entry.tokens)
-        if self._prefix is None or self._prefix.beginning is None:
+        prefix = self._prefix
+        if self._kept is not None and rows == len(entries) == 1:
+            prefix = self._kept.best(entries[0].tokens)
+        if prefix is None or prefix.beginning is None:
             return None
-        lengths = [self._prefix.common(entry.tokens) for entry in entries]
+        lengths = [prefix.common(entry.tokens) for entry in entries]
         for entry, length in zip(entries, lengths, strict=True):
             entry.prefilled -= length
-        return Beginning(self._prefix.beginning.caches, _column(rows, lengths, np.int32))
+        return Beginning(prefix.beginning.caches, _column(rows, lengths, np.int32))
 
-    def prefix_of(self, tokens: np.ndarray) -> Prefix | None:
-        """Returns the caches of the last row of slot 0, which has finished, as a `Prefix`.
+    def _keep(self, entry: Entry, place: int, row: Row) -> None:
+        """Keeps what a finished row has read."""
+        assert self._kept is not None
+        output = [*row.tokens.tolist(), *([] if row.eos_id is None else [row.eos_id])]
+        prefix = self.prefix_of(np.append(entry.tokens, np.asarray(output, np.int32)), place)
+        if prefix is not None:
+            self._kept.keep(prefix)
+
+    def prefix_of(self, tokens: np.ndarray, place: int = 0) -> Prefix | None:
+        """Returns the caches of the last row of a slot, which has finished, as a `Prefix`.
 
         `tokens` are those of its prompt and its output.
         """
         assert self.state is not None
-        beginning = beginning_of(self.method, self.params, self.state, 0)
+        beginning = beginning_of(self.method, self.params, self.state, place)
         if beginning is None:
             return None
         return Prefix(tokens[: int(beginning.lengths)], None, self.method, self.params, beginning)
@@ -695,6 +711,8 @@ class Engine:
                 times = split_time(now - entry.since, compiled - entry.compiled)
                 row = self._row(entry, place, progress, times)
                 text = row.text
+                if self._kept is not None and row.error is None:
+                    self._keep(entry, place, row)
             if streams:
                 if entry.streamed is None:
                     stops = self._stops_of(entry.request)

@@ -513,6 +513,31 @@ class Prefix:
         return common_length(self.tokens, tokens[:-1])
 
 
+class KeptPrefixes:
+    """What finished rows have read, for prompts that begin alike; at most `most`.
+
+    The least recently used goes first. `shortest` is the number of tokens that are worth it.
+    """
+
+    def __init__(self, most: int, shortest: int = 16) -> None:
+        self._most, self._shortest = most, shortest
+        self._kept: list[Prefix] = []  # the most recently used last
+
+    def best(self, tokens: np.ndarray) -> Prefix | None:
+        """The one with which a prompt begins longest, or None."""
+        found = max(self._kept, key=lambda each: each.common(tokens), default=None)
+        if found is None or found.common(tokens) < self._shortest:
+            return None
+        self._kept.remove(found)
+        self._kept.append(found)
+        return found
+
+    def keep(self, new: Prefix) -> None:
+        """Adds one, in the place of those that it continues."""
+        rest = [one for one in self._kept if common_length(one.tokens, new.tokens) < len(one)]
+        self._kept = [*rest, new][-self._most :]
+
+
 def common_of(prompts: Sequence[np.ndarray]) -> Int32[np.ndarray, " L"]:
     """Returns the longest tokens with which more than half of the prompts begin.
 

@@ -260,3 +260,18 @@ def test_what_is_counted(client, decoder):
     assert gained["specjax:generation_tokens_total"] == answer["usage"]["completion_tokens"]
     assert gained['specjax:requests_total{route="/v1/completions",status="200"}'] == 1
     assert json.dumps(answer).count("NaN") == 0
+
+
+def test_what_a_former_request_read_is_not_read_again(client, decoder):
+    chat = [{"role": "user", "content": "Tell me of the sea and the ships"}]
+    first = client.answer("chat/completions", messages=chat, temperature=0, max_tokens=8)
+    text = first["choices"][0]["message"]["content"]
+    chat += [{"role": "assistant", "content": text}, {"role": "user", "content": "More"}]
+    second = client.answer("chat/completions", messages=chat, temperature=0, max_tokens=8)
+    usage = second["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert 32 < cached < usage["prompt_tokens"]
+    tokens = decoder.encode(chat)
+    sampling = Sampling(temperature=0.0)
+    alone = decoder([tokens], sampling=sampling, max_new_tokens=8).texts
+    assert [second["choices"][0]["message"]["content"]] == alone

@@ -10,6 +10,7 @@ import specjax
 from specjax import drafting, memory, processors, rules, types
 from specjax.models.beginnings import continuing
 from specjax.partitioning import make_mesh
+from specjax.text import requests
 from specjax.text.requests import common_of
 from tests import tiny_pair
 
@@ -209,3 +210,54 @@ def test_prefixes_on_a_mesh(sizes, decoder):
     assert on_mesh(RESTS, prefix=on_mesh.prefix(SHOTS)).texts == texts
     samples = on_mesh(PROMPTS[:2], share_prefix=True, num_samples=2)
     assert samples.texts == decoder(PROMPTS[:2], num_samples=2).texts
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_finished_rows_have_read_is_kept(pair, name):
+    decoder = specjax.Decoder(pair, **DECODERS[name], **SHAPE)
+
+    def decode(kept):
+        engine = decoder.engine(
+            prompt_length=128, rows=2, refill=1, log_probs=True, kept_prefixes=kept
+        )
+        rows = {}
+        # The last prompt continues the first with its answer, as a chat does.
+        for prompt in [*PROMPTS, "Something else?", PROMPTS[0]]:
+            ids = decoder.encode(prompt).tolist()
+            if len(rows) > len(PROMPTS):
+                ids += rows[0].tokens.tolist()[:4]
+            engine.add(specjax.Request(ids))
+            while engine.unfinished > (0 if len(rows) % 2 else 1):
+                rows |= {row.index: row for row in engine.step()}
+        rows |= {row.index: row for row in engine.step(until_empty=True)}
+        return [rows[i] for i in range(len(rows))]
+
+    with_them, without = decode(3), decode(0)
+    assert [row.text for row in with_them] == [row.text for row in without]
+    for one, other in zip(with_them, without, strict=True):
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+    lengths = [row.prefilled for row in without]
+    assert all(row.prefilled < lengths[0] / 2 for row in with_them[3:6])
+    assert with_them[6].prefilled == lengths[6]  # it begins otherwise
+    # The first was left out for others: only the examples are in common.
+    assert 8 < with_them[7].prefilled < lengths[7] / 2
+
+
+def test_the_least_recently_used_prefix_goes():
+    kept = requests.KeptPrefixes(2, shortest=2)
+
+    def prefix(*tokens):
+        return requests.Prefix(np.array(tokens), None, None, None)
+
+    first, second, third = prefix(1, 2, 3), prefix(4, 5, 6), prefix(7, 8)
+    kept.keep(first)
+    kept.keep(second)
+    assert kept.best(np.array([1, 2, 9])) is first and kept.best(np.array([1, 9, 9])) is None
+    # A prompt has one token more than it takes.
+    assert kept.best(np.array([4, 5])) is None
+    kept.keep(third)
+    assert kept.best(np.array([4, 5, 6, 7])) is None and kept.best(np.array([1, 2, 3, 4])) is first
+    longer = prefix(1, 2, 3, 4)
+    kept.keep(longer)
+    assert kept.best(np.array([7, 8, 9])) is third
+    assert kept.best(np.array([1, 2, 3, 9])) is longer
