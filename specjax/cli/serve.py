@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+import math
 import os
 import signal
 import socket
@@ -12,7 +14,7 @@ from specjax.checks import one_number, whole_number
 from specjax.cli.bench import add_weights, form_of
 from specjax.errors import MissingLibraryError, UserError
 from specjax.study.measure import tell
-from specjax.text import Decoder, load_pair
+from specjax.text import Decoder, Setting, load_pair
 
 _KEY = "SPECJAX_API_KEY"
 # The addresses that only this machine reaches.
@@ -78,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
         "prefixes": 0,
     }.items():
         whole_number(f"--{name.replace('_', '-')}", getattr(args, name), low=low)
-    one_number("--timeout", args.timeout, low=0.0, open_low=True)
+    if not 0 <= args.port < 2**16:  # some systems take the rest of a larger one
+        raise UserError(f"--port must be in 0 .. {2**16 - 1}, got {args.port}")
+    one_number("--timeout", args.timeout, low=0.0, open_low=True, open_high=True)
     api_key = os.environ.get(_KEY) or None
     if args.host not in _LOOPBACK and api_key is None and not args.without_key:
         raise UserError(
@@ -109,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
         # uvicorn sends itself the signal again, once everything is finished.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        server = Server(uvicorn.Config(app, log_level="warning"))
+        most = math.ceil(args.timeout)
+        server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=most))
         server.run(sockets=[listening])
     return 0
 
@@ -120,10 +125,13 @@ def _listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except (OSError, OverflowError) as error:
+        with contextlib.ExitStack() as stack:
+            made = stack.enter_context(socket.socket(family, kind, protocol))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen()  # now, so that no other server can
+            stack.pop_all()
+    except OSError as error:
         raise UserError(f"--host {host} --port {port} cannot be listened at: {error}") from None
     return made
 
@@ -134,14 +142,14 @@ def _decoder(args: argparse.Namespace) -> Decoder:
     given = {"rule": args.rule, "drafting": args.drafting, "max_draft": args.max_draft}
     given = {name: value for name, value in given.items() if value is not None}
     costs = None if args.costs is None else read_costs(args.costs)
+    setting = Setting(**given, costs=costs)  # checked before the models are read
     models = load_pair(verifier=args.verifier, drafter=args.drafter, weights=form_of(args.weights))
     lengths = [_SHORTEST]
     while lengths[-1] < args.prompt_length:
         lengths.append(lengths[-1] * _TIMES)
     return Decoder(
         models,
-        **given,
-        costs=costs,
+        setting,
         batch_size=args.batch_size,
         max_new_tokens=args.max_new_tokens,
         buckets=[x for x in lengths if x < args.prompt_length] + [args.prompt_length],

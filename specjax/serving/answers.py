@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -54,14 +55,16 @@ class Answer:
         choice: dict[str, Any] = {"index": place, "finish_reason": reason}
         choice |= {"delta": {"content": text}} if self._asked.chat else {"text": text}
         choice["logprobs"] = None if row is None else self._log_probs(place, row)
-        usage = {"usage": self._counts(so_far)} if self._asked.usage_always else {}
+        usage: dict[str, Any] = {"usage": None} if self._asked.usage_at_end else {}
+        usage = {"usage": self._counts(so_far)} if self._asked.usage_always else usage
         return {**self._head, "choices": [choice], **usage}
 
     def first(self, place: int) -> dict[str, Any]:
         """The chunk that begins a message."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head, "choices": [choice]}
+        usage = {"usage": None} if self._asked.usage_at_end else {}
+        return {**self._head, "choices": [choice], **usage}
 
     def end(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The last chunk, with the usage."""
@@ -186,7 +189,7 @@ class Answer:
             scores = self._decoder.score([prompt[:1]], [rest], top_log_probs=top or None)
             own = [float(x) for x in scores.log_probs[0]]
             best = scores.top[0] if scores.top else None
-        parts = [self._text([token]) for token in tokens]
+        parts = split(self._text(tokens), tokens, self._text)
         columns = self._columns(parts[1:], tokens[1:], own, best)
         alternatives = columns["top_logprobs"]
         return {
@@ -205,12 +208,12 @@ class Answer:
             for i, (part, token) in enumerate(zip(parts, tokens, strict=True)):
                 found = self._best(best, i)
                 if token not in best.tokens[i]:  # it is always there, with the same float
-                    found[_unused(part, token, found)] = own[i]
+                    found[_unused(part, token, found)] = _log(own[i]) or 0.0
                 alternatives.append(found)
         offsets = np.cumsum([0, *map(len, parts)])[:-1].tolist()
         return {
             "tokens": list(parts),
-            "token_logprobs": [finite(x) for x in own],
+            "token_logprobs": [_log(x) for x in own],
             "top_logprobs": alternatives,
             "text_offset": offsets,
         }
@@ -235,13 +238,18 @@ def _finish_reason(row: Row) -> str:
     return "length" if row.ended_by == "length" else "stop"
 
 
+def _log(value: float) -> float | None:
+    """A log-probability for JSON: an impossible token's as OpenAI writes it; None if unknown."""
+    return None if math.isnan(value) else max(value, -9999.0)
+
+
 def _unused(text: str, token: int, found: dict[str, float]) -> str:
     """A token's text, or if another has the same (such as a part of a character) its id."""
     return f"token_id:{token}" if text in found else text
 
 
 def _named(text: str, log_prob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": finite(log_prob), "bytes": list(text.encode())}
+    return {"token": text, "logprob": _log(log_prob), "bytes": list(text.encode())}
 
 
 def _common(expected: np.ndarray, tokens: np.ndarray) -> int:

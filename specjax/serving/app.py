@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -87,6 +88,7 @@ class _Server:
         )
         self._counters = Counters(lambda: self._engines.unfinished, lambda: self._engines.queued)
         self._started = int(time.time())
+        self._scoring, self._scores = asyncio.Semaphore(1), 0
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -130,12 +132,13 @@ class _Server:
         status = 500
         try:
             self._check_key(request)
-            body = await self._body(request)
+            seconds = self._limits.seconds
+            body = await asyncio.wait_for(self._body(request), seconds)
             asked = await run_in_threadpool(read_body, body, self._decoder, self._name, chat=chat)
             answer = Answer(asked, self._decoder, self._name)
             self._counters.prompt_tokens.inc(sum(map(len, asked.prompts)))
             if asked.scored:
-                content = await run_in_threadpool(answer.scored)
+                content = await self._score(answer.scored)
             else:
                 events = self._events(asked, request)
                 if asked.stream:
@@ -149,9 +152,14 @@ class _Server:
                     if added.row is not None:
                         rows[place] = check_finite(added.row)
                 self._counters.count(rows, answer.cached(rows))
-                content = await run_in_threadpool(answer.whole, rows)
+                whole = functools.partial(answer.whole, rows)
+                content = await (self._score(whole) if asked.top else run_in_threadpool(whole))
             status = 200
-            return JSONResponse(content)
+            text = await run_in_threadpool(json.dumps, content)
+            return Response(text, media_type="application/json")
+        except TimeoutError:
+            status = 504
+            raise RefusedError(f"it took more than {seconds:g} seconds", status=504) from None
         except ClientDisconnect:
             status = _GONE
             return Response(status_code=status)
@@ -162,11 +170,22 @@ class _Server:
         finally:
             self._counters.requests.labels(request.url.path, status).inc()
 
+    async def _score(self, function: Callable[[], Any]) -> Any:
+        """Runs what reads texts with the verifier, one at a time."""
+        if self._scores >= self._limits.waiting:
+            raise RefusedError("too many prompts are scored: try again", status=429)
+        self._scores += 1
+        try:
+            async with asyncio.timeout(self._limits.seconds), self._scoring:
+                return await run_in_threadpool(function)
+        finally:
+            self._scores -= 1
+
     def _check_key(self, request: Request) -> None:
         if self._key is None:
             return
         given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._key}".encode()):
+        if not hmac.compare_digest(given.encode("latin-1"), f"Bearer {self._key}".encode()):
             raise RefusedError("the API key is missing or wrong", status=401)
 
     async def _body(self, request: Request) -> Any:
@@ -205,7 +224,7 @@ class _Server:
             events.put_nowait((0, ClientDisconnect()))
 
         streams = asked.stream and asked.top is None
-        jobs = [Job(x, putting(i), streams) for i, x in enumerate(asked.requests)]
+        jobs = [Job(asked, x, putting(i), streams) for i, x in enumerate(asked.requests)]
         start, first = time.perf_counter(), 0.0
         thread = self._engines.submit(asked, jobs)
         watching = None if request is None else asyncio.create_task(watch(request))
@@ -214,7 +233,9 @@ class _Server:
             while left:
                 # Not `asyncio.timeout`: a stream goes on in another task.
                 rest = start + self._limits.seconds - time.perf_counter()
-                place, event = await asyncio.wait_for(events.get(), rest)
+                # A warm-up takes as long as it takes.
+                wait = None if request is None else rest
+                place, event = await asyncio.wait_for(events.get(), wait)
                 if isinstance(event, Exception):
                     raise event
                 first = first or time.perf_counter()
@@ -249,9 +270,9 @@ class _Server:
                 if added.row is not None:
                     rows[place] = check_finite(added.row)
                 tokens[place] = added.emitted
-                yield _line(
-                    await run_in_threadpool(answer.chunk, place, added.text, added.row, sum(tokens))
-                )
+                chunk = functools.partial(answer.chunk, place, added.text, added.row, sum(tokens))
+                scores = asked.top and added.row is not None
+                yield _line(await self._score(chunk) if scores else chunk())
             finished = [row for row in rows if row is not None]
             self._counters.count(finished, answer.cached(finished))
             if asked.usage_at_end:
@@ -278,10 +299,15 @@ def _line(content: dict[str, Any]) -> str:
 async def _refused(request: Request, error: Exception) -> Response:
     refused = refusal(error)
     headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
-    return JSONResponse(refused.body, refused.status, headers)
+    return _json(refused.body, refused.status, headers)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     body = RefusedError(f"{request.method} {request.url.path}: {error.detail}").body
-    return JSONResponse(body, error.status_code, error.headers)
+    return _json(body, error.status_code, error.headers)
+
+
+def _json(body: Any, status: int, headers: Mapping[str, str] | None) -> Response:
+    # Escaped: a name that a client gave may be half a surrogate pair.
+    return Response(json.dumps(body), status, headers, "application/json")

@@ -29,6 +29,7 @@ class Job:
       again: the characters that a new engine writes again.
     """
 
+    asked: Asked
     request: Request
     put: Callable[[Added | Exception], None]
     streams: bool
@@ -43,21 +44,23 @@ class EngineThread:
     seed and id, so to the same text, so that only a row that fails alone gets the error.
     """
 
-    def __init__(self, make: Callable[[], Engine], name: str) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[Asked], Engine], rows: int, name: str) -> None:
+        # An engine has about as many rows waiting as slots: more would only take memory.
+        self._make, self._most = make, 2 * rows
         self._engine: Engine | None = None
         self._inbox: queue.SimpleQueue[tuple[str, Sequence[Job]]] = queue.SimpleQueue()
         self._jobs: dict[int, Job] = {}
+        self._waiting: collections.deque[Job] = collections.deque()
         # Rows of an engine that has failed, which are tried one by one.
         self._suspects: collections.deque[Job] = collections.deque()
         self._closing = False
         # Read by other threads: the rows that were submitted and have not ended.
-        self.unfinished = 0
+        self.unfinished, self._counting = 0, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        self.unfinished += len(jobs)
+        self._count(len(jobs))
         self._inbox.put(("add", jobs))
 
     def abort(self, jobs: Sequence[Job]) -> None:
@@ -71,51 +74,60 @@ class EngineThread:
     def join(self) -> None:
         self._thread.join()
 
+    def _count(self, rows: int) -> None:
+        with self._counting:
+            self.unfinished += rows
+
     def _run(self) -> None:
-        while not self._closing or self._jobs or self._suspects:
+        while not self._closing or self._jobs or self._suspects or self._waiting:
             self._take()
-            if self._suspects and not self._jobs:
-                self._add(self._suspects.popleft())
+            if self._suspects:
+                if not self._jobs:
+                    self._add(self._suspects.popleft())
+            else:
+                while self._waiting and len(self._jobs) < self._most:
+                    self._add(self._waiting.popleft())
             if self._jobs:
                 self._step()
 
     def _take(self) -> None:
         """Reads the inbox; waits if there is nothing to decode."""
-        wait = not (self._jobs or self._suspects)
+        wait = not (self._jobs or self._suspects or self._waiting)
         while wait or not self._inbox.empty():
             what, jobs = self._inbox.get()
             wait = False
             self._closing |= what == "close"
-            for job in jobs:
-                if what == "abort":
-                    self._drop(job)
-                elif self._suspects:
-                    self._suspects.append(job)
-                else:
-                    self._add(job)
+            if what == "add":
+                self._waiting.extend(jobs)
+            for job in jobs if what == "abort" else ():
+                self._drop(job)
 
     def _add(self, job: Job) -> None:
         try:
             if self._engine is None:
-                self._engine = self._make()
+                self._engine = self._make(job.asked)
             self._jobs[self._engine.add(job.request)] = job
         except Exception as error:  # of this row, or of making its engine
             self._end(job, error)
 
     def _drop(self, job: Job) -> None:
-        for index, each in self._jobs.items():
-            if each is job:
-                assert self._engine is not None
-                self._engine.abort(index)
-                del self._jobs[index]
-                self.unfinished -= 1
-                return
-        if job in self._suspects:
-            self._suspects.remove(job)
-            self.unfinished -= 1
+        for rest in (self._suspects, self._waiting):
+            if job in rest:
+                rest.remove(job)
+                self._count(-1)
+        index = next((index for index, each in self._jobs.items() if each is job), None)
+        if index is None:
+            return
+        del self._jobs[index]
+        self._count(-1)
+        assert self._engine is not None
+        try:
+            self._engine.abort(index)
+        except Exception as error:
+            self._restart(error)
 
     def _end(self, job: Job, event: Added | Exception) -> None:
-        self.unfinished -= 1
+        self._count(-1)
         job.put(event)
 
     def _step(self) -> None:
@@ -132,12 +144,12 @@ class EngineThread:
                 continue
             text, job.again = added.text[job.again :], max(0, job.again - len(added.text))
             job.sent += len(text)
-            added = dataclasses.replace(added, text=text)
             if added.row is not None:
+                text = text if job.streams else added.row.text
                 del self._jobs[added.index]
-                self._end(job, added)
+                self._end(job, dataclasses.replace(added, text=text))
             elif text and job.streams:
-                job.put(added)
+                job.put(dataclasses.replace(added, text=text))
 
     def _restart(self, error: Exception) -> None:
         jobs, self._jobs, self._engine = [*self._jobs.values()], {}, None
@@ -196,17 +208,21 @@ class Engines:
                 raise RefusedError(f"{unfinished} rows wait or run: try again", status=429)
             thread = self._threads.get(asked.kind)
             if thread is None:
-                self._make_room()
-                thread = EngineThread(lambda: self._engine(asked), f"engine-{len(self._threads)}")
+                if asked.kind != Kind():
+                    self._make_room()
+                rows = self.decoder.batch_size
+                thread = EngineThread(self._engine, rows, f"engine-{len(self._threads)}")
                 self._threads[asked.kind] = thread
             self._threads.move_to_end(asked.kind)
             thread.submit(jobs)
             return thread
 
     def _make_room(self) -> None:
-        if len(self._threads) < self._most:
+        """Ends an engine that is idle, but never that of plain requests."""
+        others = {kind: x for kind, x in self._threads.items() if kind != Kind()}
+        if len(others) < self._most:
             return
-        idle = [kind for kind, thread in self._threads.items() if not thread.unfinished]
+        idle = [kind for kind, thread in others.items() if not thread.unfinished]
         if not idle:
             raise RefusedError(
                 f"requests of {self._most} other kinds (filters, processors, schemas) are decoded: "

@@ -8,7 +8,7 @@ import functools
 import json
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -26,7 +26,8 @@ from specjax.processors import (
 from specjax.serving.errors import RefusedError
 from specjax.text import Decoder, Request
 from specjax.text.parts import make_part
-from specjax.text.requests import Prompt
+from specjax.text.requests import check_unicode
+from specjax.text.stops import check_stops
 from specjax.types import Processor, Sampling
 from specjax.types.pytrees import host_values
 
@@ -34,7 +35,7 @@ from specjax.types.pytrees import host_values
 _WITHOUT_EFFECT = frozenset(
     [
         *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "priority"),
-        *("safety_identifier", "prompt_cache_key", "request_id", "skip_special_tokens"),
+        *("safety_identifier", "prompt_cache_key", "request_id"),
     ]
 )
 # A field -> the only values that are honoured.
@@ -44,6 +45,7 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "modalities": (["text"],),
     "length_penalty": (1.0,),
+    "skip_special_tokens": (True,),
     "use_beam_search": (False,),
 }
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -61,6 +63,11 @@ _TEMPLATE = ("tools", "add_generation_prompt", "continue_final_message")
 # The most rows of a request, and the most alternatives of a token.
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
+# The most stop strings, their bytes together (each is a row of a table over the vocabulary), and
+# the characters of a rule.
+_MOST_STOPS = 16
+_STOP_BYTES = 128
+_RULE_LENGTH = 500
 # What OpenAI's completions have by default.
 _USUAL_LENGTH = 16
 
@@ -71,7 +78,7 @@ class Kind(NamedTuple):
     Attributes:
       top_k, top_p: whether rows may have these filters.
       processors: of each of its processors what no request of the engine can change.
-      rule: the type of the rule; None for the server's.
+      rule: the same of the rule; None for the server's.
     """
 
     top_k: bool = False
@@ -79,7 +86,7 @@ class Kind(NamedTuple):
     processors: tuple[str, ...] = ()
     log_probs: bool = False
     predictions: bool = False
-    rule: type | None = None
+    rule: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,10 +134,9 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
             param="model",
             code="model_not_found",
         )
-    prompts = _field("messages" if chat else "prompt", _prompts, fields, decoder, chat)
     rows = _whole(fields, "n", 1, 1, MOST_CHOICES)
-    if rows * len(prompts) > MOST_CHOICES:
-        raise RefusedError(f"a request may have {MOST_CHOICES} choices: give fewer prompts or n")
+    reading = _messages if chat else _texts
+    prompts = _field("messages" if chat else "prompt", reading, fields, decoder, rows)
     stream = _flag(fields, "stream")
     options = fields.get("stream_options", {})
     known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
@@ -141,20 +147,21 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
     if echo and stream:
         raise RefusedError("echo cannot be streamed: leave out echo or stream", param="echo")
     most = decoder.max_new_tokens
-    limit = fields.get("max_completion_tokens", fields.get("max_tokens"))
-    scored = echo and limit == 0
-    if limit is None:
-        limit = most if chat else min(most, _USUAL_LENGTH)
-    elif not scored:
-        _whole({"max_tokens": limit}, "max_tokens", most, 1, most)
+    name_of_limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    scored = echo and fields.get("max_tokens") == 0
+    usual = most if chat else min(most, _USUAL_LENGTH)
+    limit = _whole(fields, name_of_limit, usual, 0 if scored else 1, most)
+    if scored and rows > 1:
+        raise RefusedError("n must be 1 where nothing is written (max_tokens=0)", param="n")
+    stop = _field("stop", _stops, fields)
     processors = tuple(_processors(fields, decoder, limit))
     rule, draft_limit = _field("specjax", _extension, fields, decoder)
     prediction = _field("prediction", _prediction, fields, decoder)
     drawn = {key: fields[key] for key in _SAMPLING if key in fields}
     if drawn.get("top_k") in (-1, 0):  # none, in vLLM
         del drawn["top_k"]
-    for key, value in drawn.items():
-        _field(key, lambda key=key, value=value: Sampling(**{key: value}))
+    for key in drawn:
+        _field(key, lambda key=key: Sampling(**{key: cast(Any, _number(fields, key))}))
     sampling = Sampling(**drawn, processors=processors or None)
     kind = Kind(
         top_k="top_k" in drawn,
@@ -162,7 +169,7 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
         processors=tuple(_key(one) for one in processors),
         log_probs=top is not None,
         predictions=prediction is not None,
-        rule=None if isinstance(rule, type(decoder.rule)) or rule is None else type(rule),
+        rule=None if rule is None or _key(rule) == _key(decoder.rule) else _key(rule),
     )
     if not kind.top_p:
         sampling = dataclasses.replace(sampling, top_p=None)
@@ -178,7 +185,7 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
             sampling=sampling,
             rule=rule,
             draft_limit=draft_limit,
-            stop=fields.get("stop", ()),
+            stop=stop,
             log_probs=None if top is None else True,
             prediction=prediction,
         )
@@ -240,22 +247,65 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _prompts(fields: Mapping[str, Any], decoder: Decoder, chat: bool) -> list[np.ndarray]:
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{name} must be a number, got {value!r:.80}")
+    return value
+
+
+def _stops(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    stops = check_stops(fields.get("stop", ()))
+    if len(stops) > _MOST_STOPS or sum(len(x.encode()) for x in stops) > _STOP_BYTES:
+        raise UserError(f"stop may have {_MOST_STOPS} texts, {_STOP_BYTES} bytes in all")
+    return stops
+
+
+def _messages(fields: Mapping[str, Any], decoder: Decoder, rows: int) -> list[np.ndarray]:
+    """The tokens of a chat, as the only prompt."""
+    messages, more = fields.get("messages"), fields.get("chat_template_kwargs", {})
+    if not isinstance(messages, list) or not messages:
+        raise UserError('messages must be a list such as [{"role": "user", "content": "..."}]')
+    # A template of a client's own may take long.
+    if not isinstance(more, dict) or "{" in str(more.get("chat_template")):
+        raise UserError(
+            "chat_template_kwargs must be an object, in which chat_template is the name of one of "
+            f"the model's templates, got {more!r:.80}"
+        )
+    options = {**more, **{name: fields[name] for name in _TEMPLATE if name in fields}}
+    listed = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [decoder.encode(listed, "messages", chat_template_kwargs=options)]
+
+
+def _message(message: Any, name: str) -> Any:
+    """A message whose content is a text, not a list of parts."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UserError(f"{name} must be an object with a role and a content, got {message!r:.80}")
+    return {**message, "content": _text(message.get("content"), f"{name}.content")}
+
+
+def _text(content: Any, name: str) -> Any:
+    """A text, or None; parts become one."""
+    if isinstance(content, list):
+        parts: list[Any] = [x.get("text") if isinstance(x, dict) else None for x in content]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else 0
+    if not isinstance(content, str | None):
+        raise UserError(f'{name} must be a text or parts like {{"type": "text", "text": "..."}}')
+    return content
+
+
+def _texts(fields: Mapping[str, Any], decoder: Decoder, rows: int) -> list[np.ndarray]:
     """The tokens of each prompt."""
-    if chat:
-        messages = fields.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise UserError('messages must be a list such as [{"role": "user", "content": "..."}]')
-        more = fields.get("chat_template_kwargs", {})
-        if not isinstance(more, dict):
-            raise UserError(f"chat_template_kwargs must be an object, got {more!r:.80}")
-        options = {**more, **{name: fields[name] for name in _TEMPLATE if name in fields}}
-        return [decoder.encode(messages, "messages", chat_template_kwargs=options)]
     prompt: Any = fields.get("prompt")
     several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    listed: list[Prompt] = prompt if several else [prompt]
+    listed = prompt if several else [prompt]
     if not all(isinstance(each, str | list) for each in listed):
         raise UserError("prompt must be a text, token ids, or a list of these")
+    if rows * len(listed) > MOST_CHOICES:
+        raise UserError(
+            f"a request may have {MOST_CHOICES} choices, got {rows * len(listed)}: give fewer "
+            "prompts or a smaller n"
+        )
     names = [f"prompt {i}" for i in range(len(listed))] if several else ["prompt"]
     return [decoder.encode(each, name) for each, name in zip(listed, names, strict=True)]
 
@@ -286,7 +336,7 @@ def _processors(fields: Mapping[str, Any], decoder: Decoder, limit: int) -> list
     for name, (make, neutral) in _STRENGTHS.items():
         value = fields.get(name, neutral)
         if isinstance(value, bool) or value != neutral:
-            found.append(_field(name, make, value))
+            found.append(_field(name, lambda make=make, name=name: make(_number(fields, name))))
     if fields.get("logit_bias"):
         found.append(_field("logit_bias", _bias, fields["logit_bias"]))
     shortest = limit if _flag(fields, "ignore_eos") else _whole(fields, "min_tokens", 0, 0, limit)
@@ -299,7 +349,7 @@ def _processors(fields: Mapping[str, Any], decoder: Decoder, limit: int) -> list
 def _bias(bias: Any) -> Processor:
     if not isinstance(bias, dict) or not all(str(key).isdecimal() for key in bias):
         raise UserError('logit_bias must be numbers by token id, such as {"50256": -100}')
-    return LogitBias({int(key): value for key, value in sorted(bias.items())})
+    return LogitBias({int(key): _number(bias, key) for key in sorted(bias)})
 
 
 def _schema(wanted: Any) -> Processor | None:
@@ -331,28 +381,31 @@ def _extension(fields: Mapping[str, Any], decoder: Decoder) -> tuple[Any, int | 
         return None, wanted.get("draft_limit")
     if decoder.rule is None:
         raise UserError("specjax.rule must be left out, because this server's method has no rule")
-    if not isinstance(rule, str):
+    if not isinstance(rule, str) or len(rule) > _RULE_LENGTH:
         raise UserError(f'specjax.rule must be a text such as "OPT(0.2)", got {rule!r:.80}')
-    return make_part("rule", rule), wanted.get("draft_limit")
+    made = make_part("rule", rule)
+    if any(map(np.ndim, jax.tree.leaves(made))):
+        raise UserError(f"specjax.rule must have a number for each strength, got {rule!r:.80}")
+    return made, wanted.get("draft_limit")
 
 
 def _prediction(fields: Mapping[str, Any], decoder: Decoder) -> np.ndarray | None:
     given = fields.get("prediction")
     if given is None:
         return None
-    content = given.get("content") if isinstance(given, dict) else None
-    if isinstance(content, list):
-        texts: list[Any] = [x.get("text") if isinstance(x, dict) else None for x in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-    if not isinstance(content, str) or given.get("type") != "content":
+    if not isinstance(given, dict) or given.get("type") != "content":
         raise UserError('prediction must be {"type": "content", "content": "the expected text"}')
+    content = _text(given.get("content", 0), "prediction.content") or ""
     if not decoder.method.reads_predictions:
         raise UserError(
             "prediction must be left out, because no drafter here copies: start the server with "
             '--drafting "Lookup(min_match=2)"'
         )
-    return np.asarray(decoder.tokenizer.encode(content, add_special_tokens=False), np.int32)
+    check_unicode(content, "prediction")
+    ids = decoder.tokenizer.encode(content, add_special_tokens=False)
+    return np.asarray(ids[: decoder.max_new_tokens], np.int32)
 
 
-def _key(processor: Processor) -> str:
-    return f"{jax.tree.structure(processor)} {host_values(processor)!r}"
+def _key(part: Any) -> str:
+    """What is compiled of a rule or a processor: all but its strengths."""
+    return f"{jax.tree.structure(part)} {host_values(part)!r}"

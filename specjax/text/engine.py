@@ -315,7 +315,7 @@ class Engine:
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
         self._prefix, self._contexts = prefix, contexts
         self._kept = KeptPrefixes(kept_prefixes) if kept_prefixes else None
-        self._check_fits(fitting)
+        self._check_fits(fitting, kept_prefixes)
         widths = (*(x for x in buckets if x < prompt_length), prompt_length)
         same = len(widths) == 1 or self._shapes(widths[0]) == self._shapes(prompt_length)
         self._widths = widths if same else (prompt_length,)
@@ -783,20 +783,22 @@ class Engine:
         more += [] if self._prefix is None else ["a shorter `prefix`"]
         return ", or ".join([remedy, *more])
 
-    def _check_fits(self, fitting: set[Any]) -> None:
+    def _check_fits(self, fitting: set[Any], kept_prefixes: int) -> None:
         _, length, most, *kinds = self._limits[:5]
         tables = str(jax.tree.map(np.shape, getattr(self.params, "processors", ())))
         beside = 0 if self._prefix is None else self._prefix.nbytes
         flags = (*self._by_token.values(), self._limits.predictions)
-        key = (self._rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
+        # What a kept prefix takes is less than a row.
+        rows = self._rows + kept_prefixes
+        key = (rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
         if key in fitting:
             return
         # Only shapes, to allocate nothing.
         shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((self._rows, *x.shape[1:]), x.dtype),
+            lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
             self._batch([], 1, 1),
         )
-        inputs = jax.ShapeDtypeStruct((self._rows, length), np.int32)
+        inputs = jax.ShapeDtypeStruct((rows, length), np.int32)
         shapes = shapes._replace(inputs=inputs)
         check_state_fits(
             self.method,

@@ -383,10 +383,9 @@ def check_strengths(request: Request, limits: Limits) -> None:
     rule, strengths = request.rule, jax.tree.leaves(request.rule)
     if rule is None:
         return
-    same = len(strengths) == len(jax.tree.leaves(limits.rule))
-    if not isinstance(rule, type(limits.rule)) or not same:
-        name = type(limits.rule).__name__
-        raise UserError(f"rule must be {name}(...) like the engine's, got {rule!r}")
+    structures = [jax.tree.structure(rule), jax.tree.structure(limits.rule)]
+    if structures[0] != structures[1]:
+        raise UserError(f"rule must be {limits.rule!r} with other numbers, got {rule!r}")
     if any(map(np.ndim, strengths)):
         raise UserError(f"rule of a request must have scalar strengths, got {rule!r}")
 

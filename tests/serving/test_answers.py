@@ -106,6 +106,27 @@ def test_a_rule_and_a_draft_limit_are_of_one_request(client, decoder):
     assert counts["num_draft_tokens"] == 0 and counts["draft_acceptance_rate"] is None
 
 
+def test_rules_that_are_compiled_apart_are_not_mixed(client, decoder):
+    for rule in ("TokenV2(0.9, top_k=1)", "TokenV2(0.9)", "TokenV2(0.5)"):
+        body = {"prompt": PROMPT, "seed": 3, "max_tokens": 20, "specjax": {"rule": rule}}
+        answer = client.answer("completions", **body)
+        setting = Setting(rule=rule, drafting="Lookup(min_match=2)", max_draft=3)
+        own = Decoder(decoder.models, setting, max_new_tokens=24)
+        assert texts(answer) == own([PROMPT], seed=3, max_new_tokens=20).texts
+        assert answer["specjax"]["rule"] == rule
+
+
+def test_the_parts_of_a_content_are_a_text(client):
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    body = {"temperature": 0, "max_tokens": 9}
+    answers = [
+        client.answer("chat/completions", messages=[{"role": "user", "content": each}], **body)
+        for each in ("Hello", parts)
+    ]
+    assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
 def test_counts_of_drafts_are_those_of_the_rows(client, decoder):
     answer = client.answer("completions", prompt=PROMPT, temperature=0, max_tokens=24)
     info = decoder([PROMPT], sampling=Sampling(temperature=0.0)).info
@@ -129,7 +150,7 @@ def test_streamed_parts_are_the_text(client, chat):
     assert not end["choices"] and end["usage"] == whole["usage"]
     joined, reasons, counted = {}, {}, []
     for chunk in chunks:
-        counted.append(chunk["usage"]["completion_tokens"] if "usage" in chunk else 0)
+        counted.append(chunk["usage"]["completion_tokens"] if chunk["usage"] else 0)
         for choice in chunk["choices"]:
             text = choice["delta"]["content"] if chat else choice["text"]
             joined[choice["index"]] = joined.get(choice["index"], "") + text
@@ -168,8 +189,8 @@ def test_log_probabilities_are_the_verifiers(client, decoder):
     content = chat["choices"][0]["logprobs"]["content"]
     assert "".join(each["token"] for each in content) == chat["choices"][0]["message"]["content"]
     assert all(len(each["top_logprobs"]) == 2 for each in content)
-    (last,) = [x for x in client.stream("completions", **body) if x["choices"][0]["finish_reason"]]
-    assert last["choices"][0]["logprobs"] == found
+    (only,) = client.stream("completions", **body)  # with these a text comes at once
+    assert only["choices"][0]["logprobs"] == found and only["choices"][0]["text"] == row.text
 
 
 @pytest.mark.parametrize("most", [0, 1])

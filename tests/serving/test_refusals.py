@@ -41,7 +41,14 @@ WRONG = {
     "a rule that is none": ({**TEXT, "specjax": {"rule": "Magic()"}}, "Magic", "specjax"),
     "another option": ({**TEXT, "specjax": {"temperature": 3}}, "specjax must be", "specjax"),
     "a long draft": ({**TEXT, "specjax": {"draft_limit": 9}}, "draft_limit must be", None),
-    "a stop of numbers": ({**TEXT, "stop": [3]}, "stop must be", None),
+    "a stop of numbers": ({**TEXT, "stop": [3]}, "stop must be", "stop"),
+    "several numbers": ({**TEXT, "min_p": [0.1, 0.2]}, "min_p must be a number", "min_p"),
+    "a rule per row": ({**TEXT, "specjax": {"rule": "Lossy((0.1, 0.2))"}}, "number", "specjax"),
+    "a long stop": ({**TEXT, "stop": "a" * 200}, "128 bytes", "stop"),
+    "too many prompts": ({"prompt": ["a"] * 999}, "128 choices, got 999", "prompt"),
+    "shown specials": (
+        {**TEXT, "skip_special_tokens": False}, "must be true", "skip_special_tokens"
+    ),
     "no prediction": ({**TEXT, "prediction": "text"}, "prediction must be", "prediction"),
     "an echo in a stream": ({**TEXT, "echo": True, "stream": True}, "echo cannot", "echo"),
     "another stream option": ({**TEXT, "stream_options": {"a": 1}}, "stream_options", None),
@@ -66,6 +73,9 @@ def test_wrong_fields_of_chats_are_named(client):
         ({**CHAT, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({**CHAT, "tool_choice": "required"}, "tool_choice must be"),
         ({**CHAT, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs"),
+        ({**CHAT, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "the name of one of"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
+        ({"messages": [{"content": "Hello"}]}, "messages[0] must be an object with a role"),
     ):
         status, content = client.ask("chat/completions", body)
         assert status == 400 and message in content["error"]["message"], content
@@ -81,6 +91,19 @@ def test_bodies_that_are_no_bodies(client):
     assert client.send("GET", "/v1/nothing")[0] == 404
     assert client.send("GET", "/v1/completions")[0] == 405
     assert client.send("GET", "/health", key="")[0] == 200
+
+
+def test_samples_of_a_score_are_refused(client):
+    status, content = client.ask("completions", {**TEXT, "echo": True, "max_tokens": 0, "n": 2})
+    assert status == 400 and "n must be 1" in content["error"]["message"]
+
+
+def test_a_refused_request_leaves_its_kind_as_it_was(client):
+    bad = {**TEXT, "logit_bias": {"999": 1}}
+    assert client.ask("completions", bad)[0] == 400
+    assert client.ask("completions", {**TEXT, "logit_bias": {"99": 1}})[0] == 200
+    status, content = client.send("POST", "/v1/completions", b'{"prompt": "a", "\\ud800": 1}')
+    assert status == 400 and "unknown" in content
 
 
 def unfinished(client):
