@@ -385,7 +385,8 @@ def check_strengths(request: Request, limits: Limits) -> None:
         return
     structures = [jax.tree.structure(rule), jax.tree.structure(limits.rule)]
     if structures[0] != structures[1]:
-        raise UserError(f"rule must be {limits.rule!r} with other numbers, got {rule!r}")
+        name = type(limits.rule).__name__
+        raise UserError(f"rule must be {name}(...) like the engine's, got {rule!r}")
     if any(map(np.ndim, strengths)):
         raise UserError(f"rule of a request must have scalar strengths, got {rule!r}")
 
