@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Report:
     `first` to the first text, `gap` between the texts of a stream. `lost` requests had no answer,
     `mixed` ones another text than a Decoder's. `rss` is the server's memory in MiB.
     """
-    command.check_positive(args, "streams")
+    command.check_positive(args, "streams", "seconds")
     pair, tokens = command.load(args)
     rows = max(args.rows)
     decoder = Decoder(

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import math
 import os
 import signal
@@ -89,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
             f"--host {args.host} can be reached from other machines: set {_KEY}, which clients "
             "then send, or give --without-key"
         )
-    listening = _listen(args.host, args.port)
-    with listening:
+    with _listen(args.host, args.port) as listening:
         decoder = _decoder(args)
         limits = Limits(
             args.prompt_length,
@@ -120,20 +118,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound before the models are read, which may take minutes."""
+    """A socket that listens before the models are read, which may take minutes."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with contextlib.ExitStack() as stack:
-            made = stack.enter_context(socket.socket(family, kind, protocol))
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen()  # now, so that no other server can
-            stack.pop_all()
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"--host {host} --port {port} cannot be listened at: {error}") from None
-    return made
 
 
 def _decoder(args: argparse.Namespace) -> Decoder:

@@ -5,7 +5,7 @@ import difflib
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,7 @@ import numpy as np
 from specjax.serving.errors import RefusedError
 from specjax.serving.fields import Asked
 from specjax.text import Decoder
-from specjax.text.requests import encode_output
-from specjax.text.results import Row, TopTokens, finite, split
+from specjax.text.results import Result, Row, TopTokens, finite, split
 
 
 class Answer:
@@ -55,16 +54,21 @@ class Answer:
         choice: dict[str, Any] = {"index": place, "finish_reason": reason}
         choice |= {"delta": {"content": text}} if self._asked.chat else {"text": text}
         choice["logprobs"] = None if row is None else self._log_probs(place, row)
-        usage: dict[str, Any] = {"usage": None} if self._asked.usage_at_end else {}
-        usage = {"usage": self._counts(so_far)} if self._asked.usage_always else usage
-        return {**self._head, "choices": [choice], **usage}
+        return self._part(choice, so_far)
 
     def first(self, place: int) -> dict[str, Any]:
         """The chunk that begins a message."""
         delta = {"role": "assistant", "content": ""}
         choice = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
-        usage = {"usage": None} if self._asked.usage_at_end else {}
-        return {**self._head, "choices": [choice], **usage}
+        return self._part(choice, 0)
+
+    def _part(self, choice: dict[str, Any], so_far: int) -> dict[str, Any]:
+        part = {**self._head, "choices": [choice]}
+        if self._asked.usage_always:
+            part["usage"] = self._counts(so_far)
+        elif self._asked.usage_at_end:
+            part["usage"] = None
+        return part
 
     def end(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The last chunk, with the usage."""
@@ -89,18 +93,14 @@ class Answer:
         return self._decoder.tokenizer.decode(np.asarray(tokens).tolist())
 
     def _about(self, rows: Sequence[Row]) -> dict[str, Any]:
-        infos = [row.info for row in rows]
-        drafted = sum(int(info.drafted) for info in infos)
-        accepted = sum(int(info.accepted) for info in infos)
-        steps = sum(int(info.drafted_lengths[1:].sum()) for info in infos)
-        histogram: Any = sum(info.accepted_lengths for info in infos)
+        drafts = Result(tuple(rows)).acceptance
         speculative = {
-            "mean_acceptance_length": 1.0 + accepted / steps if steps else None,
-            "draft_acceptance_rate": accepted / drafted if drafted else None,
-            "acceptance_histogram": histogram.tolist(),
-            "num_spec_steps": steps,
-            "num_accepted_draft_tokens": accepted,
-            "num_draft_tokens": drafted,
+            "mean_acceptance_length": finite(drafts.mean_acceptance_length),
+            "draft_acceptance_rate": finite(drafts.draft_acceptance_rate),
+            "acceptance_histogram": list(drafts.accepted_lengths),
+            "num_spec_steps": drafts.drafts,
+            "num_accepted_draft_tokens": drafts.accepted_tokens,
+            "num_draft_tokens": drafts.draft_tokens,
             "num_spec_tokens": self._decoder.method.max_draft,
         }
         return {
@@ -111,10 +111,12 @@ class Answer:
 
     def _promise(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Whose distribution the texts follow; the nats are this answer's own estimate."""
-        sampling: Any = self._asked.requests[0].sampling
+        request = self._asked.requests[0]
+        sampling: Any = request.sampling
         temperature = float(sampling.temperature)
-        own = {} if self._asked.rule is None else {"rule": self._asked.rule}
-        setting = dataclasses.replace(self._decoder.setting, temperature=temperature, **own)
+        base = self._decoder.setting
+        rule = base.rule if request.rule is None else request.rule
+        setting = dataclasses.replace(base, temperature=temperature, rule=rule)
         if setting.is_lossless:
             return {"promise": "exact"}
         nats = None
@@ -125,15 +127,13 @@ class Answer:
 
     def _counts(self, completion: int) -> dict[str, Any]:
         prompt = sum(map(len, self._asked.prompts))
-        both = prompt + completion
-        return {
-            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": both
-        }  # fmt: skip
+        own = {"prompt_tokens": prompt, "completion_tokens": completion}
+        return {**own, "total_tokens": prompt + completion}
 
     def _usage(self, rows: Sequence[Row]) -> dict[str, Any]:
         usage = self._counts(sum(int(row.info.emitted) for row in rows))
         usage["prompt_tokens_details"] = {"cached_tokens": self.cached(rows)}
-        expected = self._asked.prediction
+        expected: Any = self._asked.requests[0].prediction
         if expected is not None:
             accepted = sum(_common(expected, row.tokens) for row in rows)
             rest = len(expected) * len(rows) - accepted
@@ -151,8 +151,7 @@ class Answer:
         """The log-probabilities under the verifier itself."""
         if self._asked.top is None:
             return None
-        main = self._decoder.main
-        tokens = encode_output(row, "the output", main).tolist()
+        tokens = row.tokens_with_end.tolist()
         prompt = self._prompt(place)
         if self._asked.echo:
             return self._read(prompt, tokens)
@@ -208,7 +207,7 @@ class Answer:
             for i, (part, token) in enumerate(zip(parts, tokens, strict=True)):
                 found = self._best(best, i)
                 if token not in best.tokens[i]:  # it is always there, with the same float
-                    found[_unused(part, token, found)] = _log(own[i]) or 0.0
+                    found[_unused(part, token, found)] = _log(own[i])
                 alternatives.append(found)
         offsets = np.cumsum([0, *map(len, parts)])[:-1].tolist()
         return {
@@ -218,9 +217,9 @@ class Answer:
             "text_offset": offsets,
         }
 
-    def _best(self, best: TopTokens, place: int) -> dict[str, float]:
+    def _best(self, best: TopTokens, place: int) -> dict[str, float | None]:
         """The most probable tokens by their texts."""
-        found: dict[str, float] = {}
+        found: dict[str, float | None] = {}
         for token, value in zip(best.tokens[place], best.log_probs[place], strict=True):
             if np.isfinite(value):
                 found[_unused(self._text([int(token)]), int(token), found)] = float(value)
@@ -238,17 +237,17 @@ def _finish_reason(row: Row) -> str:
     return "length" if row.ended_by == "length" else "stop"
 
 
-def _log(value: float) -> float | None:
+def _log(value: float | None) -> float | None:
     """A log-probability for JSON: an impossible token's as OpenAI writes it; None if unknown."""
-    return None if math.isnan(value) else max(value, -9999.0)
+    return None if value is None or math.isnan(value) else max(value, -9999.0)
 
 
-def _unused(text: str, token: int, found: dict[str, float]) -> str:
+def _unused(text: str, token: int, found: Mapping[str, Any]) -> str:
     """A token's text, or if another has the same (such as a part of a character) its id."""
     return f"token_id:{token}" if text in found else text
 
 
-def _named(text: str, log_prob: float) -> dict[str, Any]:
+def _named(text: str, log_prob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": _log(log_prob), "bytes": list(text.encode())}
 
 

@@ -6,8 +6,8 @@ import functools
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from specjax.serving.answers import Answer, check_finite
 from specjax.serving.counters import Counters
-from specjax.serving.engines import Engines, Job, refusal
+from specjax.serving.engines import Engines, Job, Limits, refusal
 from specjax.serving.errors import RefusedError
 from specjax.serving.fields import Asked, read_body
 from specjax.text import Decoder
@@ -27,27 +27,6 @@ from specjax.text.results import Row
 from specjax.text.stops import Added
 
 _GONE = 499  # nginx's status of a client that has gone
-
-
-class Limits(NamedTuple):
-    """What a server takes.
-
-    Attributes:
-      prompt_length: the longest prompt in tokens.
-      waiting: the most rows that wait; more are refused with 429.
-      body_bytes: the longest body.
-      seconds: the most time of a request.
-      prefixes: how many finished rows stay in memory, so that what a prompt has in common with one
-        of them (a system prompt, the chat so far) is not read again.
-      engines: the most kinds of requests (filters, processors, schemas) at a time; each has slots.
-    """
-
-    prompt_length: int
-    waiting: int = 256
-    body_bytes: int = 4 << 20
-    seconds: float = 600.0
-    prefixes: int = 8
-    engines: int = 4
 
 
 def make_app(
@@ -79,13 +58,7 @@ def make_app(
 class _Server:
     def __init__(self, decoder: Decoder, limits: Limits, name: str, api_key: str | None) -> None:
         self._decoder, self._limits, self._name, self._key = decoder, limits, name, api_key
-        self._engines = Engines(
-            decoder,
-            prompt_length=limits.prompt_length,
-            waiting=limits.waiting,
-            most=limits.engines,
-            prefixes=limits.prefixes,
-        )
+        self._engines = Engines(decoder, limits)
         self._counters = Counters(lambda: self._engines.unfinished, lambda: self._engines.queued)
         self._started = int(time.time())
         self._scoring, self._scores = asyncio.Semaphore(1), 0
@@ -97,13 +70,16 @@ class _Server:
 
     async def warm_up(self, progress: Callable[[int], Any]) -> None:
         """Compiles the programs of plain requests; `progress` is told each length of prompts."""
-        # The first prompt fills all slots at once, each later one its own.
-        for length in (self._decoder.buckets[0], *self._decoder.buckets):
+        lengths = [min(length, self._limits.prompt_length) for length in self._decoder.buckets]
+        # The first prompt fills all slots at once, each later one its own. A prompt that is new is
+        # read whole; one that was read before is continued, where the models can.
+        for token, length in enumerate((lengths[0], *lengths)):
             progress(length)
-            body = {"prompt": [0] * min(length, self._limits.prompt_length), "max_tokens": 1}
-            asked = read_body(body, self._decoder, self._name, chat=False)
-            async for _ in self._events(asked, None):
-                pass
+            for _ in range(2 if token else 1):
+                body = {"prompt": [token] * length, "max_tokens": 1}
+                asked = read_body(body, self._decoder, self._name, chat=False)
+                async for _ in self._events(asked, None):
+                    pass
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
@@ -132,8 +108,7 @@ class _Server:
         status = 500
         try:
             self._check_key(request)
-            seconds = self._limits.seconds
-            body = await asyncio.wait_for(self._body(request), seconds)
+            body = await self._in_time(self._body(request), self._limits.seconds)
             asked = await run_in_threadpool(read_body, body, self._decoder, self._name, chat=chat)
             answer = Answer(asked, self._decoder, self._name)
             self._counters.prompt_tokens.inc(sum(map(len, asked.prompts)))
@@ -157,9 +132,6 @@ class _Server:
             status = 200
             text = await run_in_threadpool(json.dumps, content)
             return Response(text, media_type="application/json")
-        except TimeoutError:
-            status = 504
-            raise RefusedError(f"it took more than {seconds:g} seconds", status=504) from None
         except ClientDisconnect:
             status = _GONE
             return Response(status_code=status)
@@ -176,10 +148,21 @@ class _Server:
             raise RefusedError("too many prompts are scored: try again", status=429)
         self._scores += 1
         try:
-            async with asyncio.timeout(self._limits.seconds), self._scoring:
-                return await run_in_threadpool(function)
+            return await self._in_time(self._alone(function), self._limits.seconds)
         finally:
             self._scores -= 1
+
+    async def _alone(self, function: Callable[[], Any]) -> Any:
+        async with self._scoring:
+            return await run_in_threadpool(function)
+
+    async def _in_time(self, awaited: Awaitable[Any], seconds: float | None) -> Any:
+        """Waits for what a request may take so many seconds for; None: as long as it takes."""
+        try:
+            return await asyncio.wait_for(awaited, seconds)
+        except TimeoutError:
+            most = self._limits.seconds
+            raise RefusedError(f"it took more than {most:g} seconds", status=504) from None
 
     def _check_key(self, request: Request) -> None:
         if self._key is None:
@@ -224,7 +207,7 @@ class _Server:
             events.put_nowait((0, ClientDisconnect()))
 
         streams = asked.stream and asked.top is None
-        jobs = [Job(asked, x, putting(i), streams) for i, x in enumerate(asked.requests)]
+        jobs = [Job(x, putting(i), streams) for i, x in enumerate(asked.requests)]
         start, first = time.perf_counter(), 0.0
         thread = self._engines.submit(asked, jobs)
         watching = None if request is None else asyncio.create_task(watch(request))
@@ -235,16 +218,13 @@ class _Server:
                 rest = start + self._limits.seconds - time.perf_counter()
                 # A warm-up takes as long as it takes.
                 wait = None if request is None else rest
-                place, event = await asyncio.wait_for(events.get(), wait)
+                place, event = await self._in_time(events.get(), wait)
                 if isinstance(event, Exception):
                     raise event
                 first = first or time.perf_counter()
                 left -= event.row is not None
                 emitted[place] = event.emitted
                 yield place, event
-        except TimeoutError:
-            most = self._limits.seconds
-            raise RefusedError(f"it took more than {most:g} seconds", status=504) from None
         finally:
             if watching is not None:
                 watching.cancel()

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from specjax.text.results import Row
+from specjax.text.results import Result, Row
 
 
 class Counters:
@@ -58,13 +57,12 @@ class Counters:
     def count(self, rows: list[Row], cached: int) -> None:
         """Counts finished rows; `cached` tokens of their prompts were not read."""
         self.cached.inc(cached)
-        for row in rows:
-            info = row.info
-            self.generation_tokens.inc(int(info.emitted))
-            self.drafts.inc(int(info.drafted_lengths[1:].sum()))
-            self.draft_tokens.inc(int(info.drafted))
-            self.accepted.inc(int(info.accepted))
-            # A draft with k accepted tokens has one at each place below k.
-            reached = np.cumsum(info.accepted_lengths[:0:-1])[::-1]
-            for place, number in enumerate(reached.tolist()):
-                self.by_position.labels(place).inc(number)
+        result = Result(tuple(rows))
+        self.generation_tokens.inc(result.info.emitted)
+        drafts = result.acceptance
+        self.drafts.inc(drafts.drafts)
+        self.draft_tokens.inc(drafts.draft_tokens)
+        self.accepted.inc(drafts.accepted_tokens)
+        for place in range(len(drafts.drafted_lengths)):
+            # A draft with more accepted tokens has one at this place.
+            self.by_position.labels(place).inc(sum(drafts.accepted_lengths[place + 1 :]))

@@ -2,10 +2,12 @@
 
 import collections
 import dataclasses
+import functools
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from specjax.errors import UserError
 from specjax.serving.errors import RefusedError
@@ -16,6 +18,27 @@ from specjax.text.stops import Added
 _LOG = logging.getLogger("specjax")
 # Rounds between two looks at new and aborted rows, where no text is streamed.
 _ROUNDS = 4
+
+
+class Limits(NamedTuple):
+    """What a server takes.
+
+    Attributes:
+      prompt_length: the longest prompt in tokens.
+      waiting: the most rows that wait; more are refused with 429.
+      body_bytes: the longest body.
+      seconds: the most time of a request.
+      prefixes: how many finished rows stay in memory, so that what a prompt has in common with one
+        of them (a system prompt, the chat so far) is not read again.
+      engines: the most kinds of requests (filters, processors, schemas) at a time; each has slots.
+    """
+
+    prompt_length: int
+    waiting: int = 256
+    body_bytes: int = 4 << 20
+    seconds: float = 600.0
+    prefixes: int = 8
+    engines: int = 4
 
 
 @dataclasses.dataclass(eq=False)
@@ -29,7 +52,6 @@ class Job:
       again: the characters that a new engine writes again.
     """
 
-    asked: Asked
     request: Request
     put: Callable[[Added | Exception], None]
     streams: bool
@@ -44,7 +66,7 @@ class EngineThread:
     seed and id, so to the same text, so that only a row that fails alone gets the error.
     """
 
-    def __init__(self, make: Callable[[Asked], Engine], rows: int, name: str) -> None:
+    def __init__(self, make: Callable[[Request], Engine], rows: int) -> None:
         # An engine has about as many rows waiting as slots: more would only take memory.
         self._make, self._most = make, 2 * rows
         self._engine: Engine | None = None
@@ -56,7 +78,7 @@ class EngineThread:
         self._closing = False
         # Read by other threads: the rows that were submitted and have not ended.
         self.unfinished, self._counting = 0, threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -105,7 +127,7 @@ class EngineThread:
     def _add(self, job: Job) -> None:
         try:
             if self._engine is None:
-                self._engine = self._make(job.asked)
+                self._engine = self._make(job.request)
             self._jobs[self._engine.add(job.request)] = job
         except Exception as error:  # of this row, or of making its engine
             self._end(job, error)
@@ -163,21 +185,10 @@ class EngineThread:
 
 
 class Engines:
-    """An engine for each kind of request, at most `most` of them; all share the models.
+    """An engine for each kind of request, with the models and the setting of a decoder."""
 
-    Args:
-      decoder: its setting and models are those of every engine.
-      prompt_length: the longest prompt in tokens.
-      waiting: the most rows that wait beside those in slots.
-      prefixes: how many finished rows of an engine are kept for prompts that begin alike.
-    """
-
-    def __init__(
-        self, decoder: Decoder, *, prompt_length: int, waiting: int, most: int, prefixes: int
-    ) -> None:
-        self.decoder = decoder
-        self._prompt_length, self._prefixes = prompt_length, prefixes
-        self._waiting, self._most = waiting, most
+    def __init__(self, decoder: Decoder, limits: Limits) -> None:
+        self._decoder, self._limits = decoder, limits
         self._threads: collections.OrderedDict[Kind, EngineThread] = collections.OrderedDict()
         self._lock, self._closed = threading.Lock(), False
 
@@ -190,7 +201,7 @@ class Engines:
     @property
     def queued(self) -> int:
         """The rows that wait for a slot."""
-        rows = self.decoder.batch_size
+        rows = self._decoder.batch_size
         with self._lock:
             return sum(max(0, each.unfinished - rows) for each in self._threads.values())
 
@@ -204,14 +215,14 @@ class Engines:
             if self._closed:
                 raise RefusedError("the server is shutting down", status=503)
             unfinished = sum(thread.unfinished for thread in self._threads.values())
-            if unfinished + len(jobs) > self.decoder.batch_size + self._waiting:
+            if unfinished + len(jobs) > self._decoder.batch_size + self._limits.waiting:
                 raise RefusedError(f"{unfinished} rows wait or run: try again", status=429)
             thread = self._threads.get(asked.kind)
             if thread is None:
                 if asked.kind != Kind():
                     self._make_room()
-                rows = self.decoder.batch_size
-                thread = EngineThread(self._engine, rows, f"engine-{len(self._threads)}")
+                rows = self._decoder.batch_size
+                thread = EngineThread(functools.partial(self._engine, asked.kind), rows)
                 self._threads[asked.kind] = thread
             self._threads.move_to_end(asked.kind)
             thread.submit(jobs)
@@ -220,29 +231,29 @@ class Engines:
     def _make_room(self) -> None:
         """Ends an engine that is idle, but never that of plain requests."""
         others = {kind: x for kind, x in self._threads.items() if kind != Kind()}
-        if len(others) < self._most:
+        if len(others) < self._limits.engines:
             return
         idle = [kind for kind, thread in others.items() if not thread.unfinished]
         if not idle:
             raise RefusedError(
-                f"requests of {self._most} other kinds (filters, processors, schemas) are decoded: "
-                "try again",
+                f"requests of {self._limits.engines} other kinds (filters, processors, schemas) "
+                "are decoded: try again",
                 status=429,
             )
         self._threads.pop(idle[0]).close()
 
-    def _engine(self, asked: Asked) -> Engine:
-        """An engine that is compiled for what a request asks for."""
-        kind, base = asked.kind, self.decoder
-        decoder = base
+    def _engine(self, kind: Kind, request: Request) -> Engine:
+        """An engine that is compiled for requests of a kind, of which this is one."""
+        decoder = base = self._decoder
         if kind.top_k or kind.top_p or kind.processors or kind.rule is not None:
+            sampling: Any = request.sampling
             setting = dataclasses.replace(
                 base.setting,
                 temperature=1.0,
                 top_k=base.method.vocab_size if kind.top_k else None,
                 top_p=1.0 if kind.top_p else None,
-                processors=asked.processors,
-                **({} if kind.rule is None else {"rule": asked.rule}),
+                processors=sampling.processors or (),
+                rule=base.setting.rule if kind.rule is None else request.rule,
             )
             decoder = Decoder(
                 base.models,
@@ -252,11 +263,11 @@ class Engines:
                 buckets=base.buckets,
             )
         return decoder.engine(
-            prompt_length=self._prompt_length,
+            prompt_length=self._limits.prompt_length,
             refill=1,
             log_probs=kind.log_probs,
             predictions=kind.predictions,
-            kept_prefixes=self._prefixes,
+            kept_prefixes=self._limits.prefixes,
         )
 
     def close(self) -> None:

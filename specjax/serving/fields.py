@@ -95,26 +95,21 @@ class Asked:
 
     Attributes:
       prompts: the tokens of each prompt.
-      requests: a row each, all of the first prompt first.
-      processors, rule: those of its engine, with this request's strengths.
+      requests: a row each, all of the first prompt first; they differ in prompts and ids.
       top: the number of alternatives per token; None without log-probabilities.
       echo: whether the prompt's text comes first; `scored`: it is only read, nothing is written.
-      prediction: its tokens.
     """
 
     chat: bool
     prompts: list[np.ndarray]
     requests: list[Request]
     kind: Kind
-    processors: tuple[Processor, ...] = ()
-    rule: Any = None
     top: int | None = None
     echo: bool = False
     scored: bool = False
     stream: bool = False
     usage_at_end: bool = False
     usage_always: bool = False
-    prediction: np.ndarray | None = None
 
 
 def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
@@ -197,15 +192,12 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
         prompts=prompts,
         requests=requests,
         kind=kind,
-        processors=processors,
-        rule=rule,
         top=top,
         echo=echo,
         scored=scored,
         stream=stream,
         usage_at_end=_flag(options, "include_usage"),
         usage_always=_flag(options, "continuous_usage_stats"),
-        prediction=prediction,
     )
 
 

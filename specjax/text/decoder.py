@@ -917,8 +917,7 @@ class Chat:
                             "another turn ended during this stream: read it to its end before"
                         )
                     warn_of_nan(row)
-                    ended = [] if row.eos_id is None else [row.eos_id]
-                    read = np.concatenate([tokens, row.tokens, ended]).astype(np.int32)
+                    read = np.append(tokens, row.tokens_with_end)
                     self._messages = [*messages, {"role": "assistant", "content": row.text}]
                     # What the models have read.
                     can_share = self._decoder.can_share_prefix and row.error is None

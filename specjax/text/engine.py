@@ -609,8 +609,8 @@ class Engine:
     def _keep(self, entry: Entry, place: int, row: Row) -> None:
         """Keeps what a finished row has read."""
         assert self._kept is not None
-        output = [*row.tokens.tolist(), *([] if row.eos_id is None else [row.eos_id])]
-        prefix = self.prefix_of(np.append(entry.tokens, np.asarray(output, np.int32)), place)
+        read = np.append(entry.tokens, row.tokens_with_end)
+        prefix = self.prefix_of(read, place)
         if prefix is not None:
             self._kept.keep(prefix)
 

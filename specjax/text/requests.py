@@ -183,7 +183,7 @@ def encode_output(output: Any, name: str, model: TextModel) -> Int32[np.ndarray,
     """Returns the tokens of an output: of a text without its prompt, with the end of a sequence."""
     ids = output
     if isinstance(output, Row):
-        ids = [*output.tokens.tolist(), *([] if output.eos_id is None else [output.eos_id])]
+        ids = output.tokens_with_end
     elif isinstance(output, str):
         check_unicode(output, name)
         words = model.tokenizer

@@ -193,6 +193,12 @@ class Row:
         """Whether the model ended it with an end-of-sequence token."""
         return self.ended_by == "eos"
 
+    @property
+    def tokens_with_end(self) -> np.ndarray:
+        """Its tokens, with the end-of-sequence token that ended it."""
+        end = [] if self.eos_id is None else [self.eos_id]
+        return np.append(self.tokens, np.array(end, self.tokens.dtype))
+
     def show(self) -> "Shown":
         """Returns the text, coloured by the sources of its tokens; it needs `sources=True`."""
         return Shown((self._sourced(self.sample > 0),))

@@ -285,8 +285,7 @@ def decode_texts(
     for row in decoder(list(prompts), seed=seed, ids=ids, progress=False):
         if row.error is not None:
             raise UserError(f"prompt {len(outputs)}: {row.error}")
-        end = [] if row.eos_id is None else [row.eos_id]
-        outputs.append(np.asarray([*row.tokens, *end], np.int32))
+        outputs.append(row.tokens_with_end)
     return KnownTexts(prompts, outputs)
 
 

@@ -219,8 +219,7 @@ def draw_pairs(
             progress=None if progress else False,
         )
         for row in drawn:
-            end = [] if row.eos_id is None else [row.eos_id]
-            targets.append(np.asarray([*row.tokens, *end], np.int32))
+            targets.append(row.tokens_with_end)
     return TokenPairs.of([part for pair in zip(inputs, targets, strict=True) for part in pair])
 
 

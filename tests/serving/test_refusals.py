@@ -173,8 +173,8 @@ def failing_steps(monkeypatch, fails):
 
     make = engines.Engines._engine
 
-    def made(self, asked):
-        engine = make(self, asked)
+    def made(self, kind, request):
+        engine = make(self, kind, request)
         engine.__class__ = Failing
         return engine
 
