@@ -21,7 +21,10 @@ import numpy as np
 _DEPTH, _REGISTERS = 32, 16
 # Of a matrix [N, K] so many rows are multiplied with so many of x at a time, in registers, then the
 # rest with fewer (of queries with one).
-_COLUMNS, _ROWS = 4, (6, 2, 1)
+_COLUMNS, _ROWS = 4, (6, 4, 2, 1)
+# Of x in 16 bits so many numbers of a row have a factor. The sum of so many products with 8 bits is
+# a number of 32.
+BLOCK = 256
 # What a thread takes at a time: of [K, N] so many bytes of each row, of [N, K] rows of so many
 # bytes in total.
 _PIECE, _PART = 1 << 12, 1 << 17
@@ -43,6 +46,14 @@ def lanes() -> int:
     import llvmlite.binding as llvm
 
     return 16 if llvm.get_host_cpu_features().get("avx512f") else 8
+
+
+@functools.cache
+def has_pairs() -> bool:
+    """Whether one instruction adds products of 16 bits in pairs."""
+    import llvmlite.binding as llvm
+
+    return bool(llvm.get_host_cpu_features().get("avx512vnni"))
 
 
 class Code:
@@ -189,6 +200,23 @@ class Kernel(Code):
     def add_product(self, a: str, b: str, total: str, width: int) -> str:
         of = f"<{width} x float>"
         return self.let(f"call {of} @llvm.fma.v{width}f32({of} {a}, {of} {b}, {of} {total})")
+
+    def add_pairs(self, a: str, b: str, total: str, width: int) -> str:
+        """Adds products of 16 bits, two in each lane of 32."""
+        of, twice = f"<{width} x i32>", f"<{2 * width} x i16>"
+        b = self.let(f"bitcast {of} {b} to {twice}")
+        if width == 16:
+            both = self.let(f"call {of} @llvm.x86.avx512.pmaddw.d.512({twice} {a}, {twice} {b})")
+            return self.let(f"add {of} {total}, {both}")
+        for odd in (0, 1):
+            parts = []
+            for x in (a, b):
+                part = self.let(f"extractelement {twice} {x}, i32 {odd}")
+                parts.append(self.let(f"sext i16 {part} to i32"))
+            product = self.let(f"mul i32 {parts[0]}, {parts[1]}")
+            product = self.let(f"insertelement {of} poison, i32 {product}, i32 0")
+            total = self.let(f"add {of} {total}, {product}")
+        return total
 
     def lane_sums(self, totals: Sequence[str]) -> str:
         """The sums of the lanes of each vector (1, 2, 4 .. lanes of them), as one vector."""
@@ -402,6 +430,164 @@ class ByRows(_Product):
                 vectors("%w", n, columns, self.stored),
                 ["zeroinitializer"] * (columns * rows),
             )
+            for i in range(rows):
+                value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
+                place = self.whole("mul", self.whole("add", row, i), "%N")
+                self.store(value, self.whole("add", place, n), columns)
+
+        def at(n: str, columns: int) -> None:
+            self.in_steps("0", "%M", _ROWS, lambda row, rows: sums(n, columns, row, rows))
+
+        self.in_steps("%n0", "%n1", (_COLUMNS, 1), at)
+
+
+class PairsByColumns(ByColumns):
+    """Of a matrix `[K, N]` of 8 bits, with x in 16 bits and a factor for each `BLOCK` of its row.
+
+    A lane adds the products of two rows of the matrix at once, as whole numbers, which have no
+    order. Columns of an even and an odd half of a lane are apart until the end of a block.
+    """
+
+    def write(self, rows: int) -> None:
+        wide = 4 * self.lanes
+        self.do(f"%a = {self.data(3)}")
+        self.do(f"%blocks = {self.size(3, 1)}")
+        self.do(f"%ahead = mul i64 {_DEPTH}, %N")
+        chunks = -(-rows // _ROWS[0])
+        bounds = [rows * i // chunks for i in range(chunks + 1)]
+
+        def entry(row: int, n: str) -> str:
+            return self.whole("add", self.whole("mul", row, "%N"), n)
+
+        def clear(n: str, width: int) -> None:
+            for row in range(rows):
+                self.store("zeroinitializer", entry(row, n), width)
+
+        def finish(n: str, width: int) -> None:
+            for row in range(rows):
+                y = entry(row, n)
+                self.store(self.scale(self.floats("%y", y, width), n, width), y, width)
+
+        def add(first: str, last: str, block: str, n: str, size: int) -> None:
+            for low, high in itertools.pairwise(bounds):
+                self.add_block(range(low, high), (first, last, block), n, size)
+
+        self.in_steps("%n0", "%n1", (self.lanes, 1), clear)
+        with self.loop("0", "%K", _DEPTH) as (first, _):
+            last = self.whole("add", first, _DEPTH)
+            last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
+            block = self.whole("sdiv", first, BLOCK)
+            self.in_steps(
+                "%n0", "%n1", (wide, self.lanes, 1), functools.partial(add, first, last, block)
+            )
+        self.in_steps("%n0", "%n1", (self.lanes, 1), finish)
+
+    def add_block(self, rows: range, span: tuple[str, str, str], n: str, size: int) -> None:
+        """Adds the products of a block to so many columns of `%y` from `n`."""
+        first, last, block = span
+        width = min(size, self.lanes)
+        parts, kind = size // width, f"<{width} x i32>"
+        zeros = ["zeroinitializer"] * (parts * len(rows))
+        with self.loop(first, last, 2, kind, zeros) as (k, totals):
+            at = self.whole("add", self.whole("mul", k, "%N"), n)
+            pairs = self.pairs(at, size)
+            for i, row in enumerate(rows):
+                place = self.at("%x", self.whole("add", self.whole("mul", row, "%K"), k), "i16")
+                x = self.splat(self.let(f"load i32, ptr {place}, align 4"), "i32", width)
+                for part, pair in enumerate(pairs):
+                    number = i * parts + part
+                    totals[number] = self.add_pairs(pair, x, totals[number], width)
+        for i, row in enumerate(rows):
+            sums = self.in_order(totals[i * parts : (i + 1) * parts], width)
+            of_block = self.whole("add", self.whole("mul", row, "%blocks"), block)
+            factor = self.scalar("%a", of_block, width)
+            for part, total in enumerate(sums):
+                y = self.whole("add", self.whole("mul", row, "%N"), n, part * width)
+                value = self.let(f"sitofp {kind} {total} to <{width} x float>")
+                value = self.add_product(value, factor, self.floats("%y", y, width), width)
+                self.store(value, y, width)
+
+    def pairs(self, at: str, size: int) -> list[str]:
+        """Numbers of two rows of the matrix from `at`, in turns, as 16 bits."""
+        of = f"<{size} x i8>"
+        both = []
+        for row in ("0", "%N"):
+            place = self.whole("add", at, row)
+            if size > self.lanes:
+                ahead = self.at("%w", self.whole("add", place, "%ahead"), "i8")
+                self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
+            both.append(self.let(f"load {of}, ptr {self.at('%w', place, 'i8')}, align 1"))
+        if size <= self.lanes:
+            turns = [i + size * odd for i in range(size) for odd in (0, 1)]
+            return [self.sixteen(self.mixed(both, of, turns), 2 * size)]
+        # In each 128 bits of a register, so that one instruction mixes them.
+        halves = [
+            self.mixed(both, of, [i + 64 * odd for at in range(start, 64, 16)
+                                  for i in range(at, at + 8) for odd in (0, 1)])
+            for start in (0, 8)
+        ]  # fmt: skip
+        quarters = [
+            self.mixed([half, "poison"], of, list(range(start, start + 32)))
+            for start in (0, 32)
+            for half in halves
+        ]
+        return [self.sixteen(quarter, 32) for quarter in quarters]
+
+    def in_order(self, totals: Sequence[str], width: int) -> list[str]:
+        """Sums of `pairs` by columns."""
+        if len(totals) == 1:
+            return list(totals)
+        of = f"<{width} x i32>"
+        return [
+            self.mixed(totals[i : i + 2], of, [x + y for y in (0, 16) for x in range(at, at + 8)])
+            for i in (0, 2)
+            for at in (0, 8)
+        ]
+
+    def mixed(self, both: Sequence[str], of: str, taken: Sequence[int]) -> str:
+        mask = ", ".join(f"i32 {i}" for i in taken)
+        a, b = both
+        return self.let(f"shufflevector {of} {a}, {of} {b}, <{len(taken)} x i32> <{mask}>")
+
+    def sixteen(self, value: str, size: int) -> str:
+        return self.let(f"sext <{size} x i8> {value} to <{size} x i16>")
+
+
+class PairsByRows(ByRows):
+    """Of a matrix `[N, K]`, as `PairsByColumns`; K is a multiple of 32."""
+
+    def write(self) -> None:
+        self.do(f"%M = {self.size(0, 0)}")
+        self.do(f"%a = {self.data(3)}")
+        self.do(f"%blocks = {self.size(3, 1)}")
+        lanes = self.lanes
+        floats, whole = f"<{lanes} x float>", f"<{lanes} x i32>"
+
+        def starts(base: str, first: str, count: int, stored: str) -> list[str]:
+            numbers = [self.whole("add", first, i) for i in range(count)]
+            return [self.at(base, self.whole("mul", i, "%K"), stored) for i in numbers]
+
+        def sums(n: str, columns: int, row: str, rows: int) -> None:
+            ws, xs = starts("%w", n, columns, "i8"), starts("%x", row, rows, "i16")
+            zeros = ["zeroinitializer"] * (columns * rows)
+            with self.loop("0", "%K", BLOCK, floats, zeros) as (first, totals):
+                last = self.whole("add", first, BLOCK)
+                last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
+                with self.loop(first, last, 2 * lanes, whole, zeros) as (k, products):
+                    a = [
+                        self.let(f"load <32 x i8>, ptr {self.at(w, k, 'i8')}, align 1") for w in ws
+                    ]
+                    a = [self.let(f"sext <32 x i8> {x} to <32 x i16>") for x in a]
+                    b = [self.let(f"load {whole}, ptr {self.at(x, k, 'i16')}, align 2") for x in xs]
+                    for place, (w, x) in enumerate(itertools.product(a, b)):
+                        products[place] = self.add_pairs(w, x, products[place], lanes)
+                block = self.whole("sdiv", first, BLOCK)
+                for i in range(rows):
+                    at = self.whole("mul", self.whole("add", row, i), "%blocks")
+                    factor = self.scalar("%a", self.whole("add", at, block), lanes)
+                    for place in range(i, columns * rows, rows):
+                        value = self.let(f"sitofp {whole} {products[place]} to {floats}")
+                        totals[place] = self.add_product(value, factor, totals[place], lanes)
             for i in range(rows):
                 value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
                 place = self.whole("mul", self.whole("add", row, i), "%N")

@@ -57,6 +57,11 @@ def in_floats(params, dtype=jnp.float32):
 
 
 # 768 rows are read in pieces of 128, 300 of 100; 60 and 131 (a prime) in one.
+def product_error():
+    """The largest error of a product, over the largest number: kernels may multiply in 16 bits."""
+    return 6e-5 if cpu_kernels.available() and cpu_kernels.has_pairs() else 1e-6
+
+
 @pytest.mark.parametrize("size", [60, 131, 300, 768])
 @pytest.mark.parametrize("tokens", [1, 5, 64])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -66,7 +71,7 @@ def test_products_are_those_of_the_matrix(size, tokens, dtype):
     found = jax.jit(product)(x, weight)
     assert found.dtype == jnp.dtype(dtype) and found.shape == (tokens, 40)
     exact = np.asarray(x, np.float64) @ np.asarray(weight.read(jnp.float32), np.float64)
-    assert error(found, exact) < (1e-6 if dtype == "float32" else 2**-7)
+    assert error(found, exact) < (product_error() if dtype == "float32" else 2**-7)
 
 
 @pytest.mark.parametrize("size", [60, 131, 300])
@@ -81,7 +86,9 @@ def test_logits_and_rows_are_those_of_the_matrix(size, dtype, kind):
     matrix = np.asarray(weight.read(jnp.float32), np.float64)
     exact = np.asarray(x, np.float64) @ (matrix if contract == 0 else matrix.T)
     assert logits.dtype == jnp.float32
-    assert error(logits, exact) < 1e-6  # operands of bfloat16 are exact, and so are their products
+    assert (
+        error(logits, exact) < product_error()
+    )  # operands of bfloat16 are exact, and so are their products
     index = jnp.asarray([[0, 3], [shape[0] - 1, shape[0] + 9]])
     found = rows(weight, index, jnp.dtype(dtype))
     clipped = np.minimum(index, shape[0] - 1)
@@ -98,13 +105,14 @@ def test_every_family_gives_the_logits_of_the_same_numbers_as_arrays(case):
     name, form = case
     t = tiny(name)
     t = t._replace(params=in_int8(t.params, form))
-    assert worst_error(t) < 2e-5
+    bound = max(2e-5, 10 * product_error())
+    assert worst_error(t) < bound
     inputs, lengths = np.array([[3, 4, 5, 6]], np.int32), np.array([4], np.int32)
     outputs = np.array([[0, 7, 8]], np.int32)
     if not t.has_encoder:
         outputs[0, 0] = inputs[0, -1]
     floats = t._replace(params=in_floats(t.params)).full(inputs, lengths, outputs)
-    assert error(t.full(inputs, lengths, outputs), floats) < 2e-5
+    assert error(t.full(inputs, lengths, outputs), floats) < bound
 
 
 @pytest.mark.parametrize("name", CONFIGS)
