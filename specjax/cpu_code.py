@@ -441,68 +441,78 @@ class ByRows(_Product):
         self.in_steps("%n0", "%n1", (_COLUMNS, 1), at)
 
 
-class PairsByColumns(ByColumns):
+class PairsByColumns(_Product):
     """Of a matrix `[K, N]` of 8 bits, with x in 16 bits and a factor for each `BLOCK` of its row.
 
     A lane adds the products of two rows of the matrix at once, as whole numbers, which have no
-    order. Columns of an even and an odd half of a lane are apart until the end of a block.
+    order. It is `ByColumns` otherwise, for any number of rows of x, some of them at a time.
     """
 
-    def write(self, rows: int) -> None:
-        wide = 4 * self.lanes
+    group, axis = 64, 1
+    most = ByColumns.most
+
+    def write(self) -> None:
+        lanes = self.lanes
+        self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%a = {self.data(3)}")
         self.do(f"%blocks = {self.size(3, 1)}")
         self.do(f"%ahead = mul i64 {_DEPTH}, %N")
-        chunks = -(-rows // _ROWS[0])
-        bounds = [rows * i // chunks for i in range(chunks + 1)]
+        every = tuple(range(_ROWS[0], 0, -1))
 
-        def entry(row: int, n: str) -> str:
-            return self.whole("add", self.whole("mul", row, "%N"), n)
+        def clear(row: str, n: str, width: int) -> None:
+            self.store("zeroinitializer", self.entry(row, n), width)
 
-        def clear(n: str, width: int) -> None:
-            for row in range(rows):
-                self.store("zeroinitializer", entry(row, n), width)
+        def finish(row: str, n: str, width: int) -> None:
+            y = self.entry(row, n)
+            self.store(self.scale(self.floats("%y", y, width), n, width), y, width)
 
-        def finish(n: str, width: int) -> None:
-            for row in range(rows):
-                y = entry(row, n)
-                self.store(self.scale(self.floats("%y", y, width), n, width), y, width)
-
-        def add(first: str, last: str, block: str, n: str, size: int) -> None:
-            for low, high in itertools.pairwise(bounds):
-                self.add_block(range(low, high), (first, last, block), n, size)
-
-        self.in_steps("%n0", "%n1", (self.lanes, 1), clear)
-        with self.loop("0", "%K", _DEPTH) as (first, _):
-            last = self.whole("add", first, _DEPTH)
-            last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
-            block = self.whole("sdiv", first, BLOCK)
+        def add(span: tuple[str, str, str], rows: tuple[str, str], n: str, size: int) -> None:
             self.in_steps(
-                "%n0", "%n1", (wide, self.lanes, 1), functools.partial(add, first, last, block)
+                *rows, every, lambda row, count: self.add_block(span, row, count, n, size)
             )
-        self.in_steps("%n0", "%n1", (self.lanes, 1), finish)
 
-    def add_block(self, rows: range, span: tuple[str, str, str], n: str, size: int) -> None:
-        """Adds the products of a block to so many columns of `%y` from `n`."""
+        with self.loop("0", "%M", _REGISTERS) as (low, _):
+            high = self.whole("add", low, _REGISTERS)
+            high = self.let(f"call i64 @llvm.smin.i64(i64 {high}, i64 %M)")
+            with self.loop(low, high, 1) as (row, _):
+                self.in_steps("%n0", "%n1", (lanes, 1), functools.partial(clear, row))
+            with self.loop("0", "%K", _DEPTH) as (first, _):
+                last = self.whole("add", first, _DEPTH)
+                last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
+                span = (first, last, self.whole("sdiv", first, BLOCK))
+                tile = functools.partial(add, span, (low, high))
+                self.in_steps("%n0", "%n1", (4 * lanes, lanes, 1), tile)
+            with self.loop(low, high, 1) as (row, _):
+                self.in_steps("%n0", "%n1", (lanes, 1), functools.partial(finish, row))
+
+    def entry(self, row: str, n: str) -> str:
+        return self.whole("add", self.whole("mul", row, "%N"), n)
+
+    def add_block(
+        self, span: tuple[str, str, str], row: str, count: int, n: str, size: int
+    ) -> None:
+        """Adds the products of some of a block to so many rows and columns of `%y`."""
         first, last, block = span
         width = min(size, self.lanes)
         parts, kind = size // width, f"<{width} x i32>"
-        zeros = ["zeroinitializer"] * (parts * len(rows))
+        rows = [self.whole("add", row, i) for i in range(count)]
+        starts = [self.at("%x", self.whole("mul", row, "%K"), "i16") for row in rows]
+        zeros = ["zeroinitializer"] * (parts * count)
         with self.loop(first, last, 2, kind, zeros) as (k, totals):
-            at = self.whole("add", self.whole("mul", k, "%N"), n)
-            pairs = self.pairs(at, size)
-            for i, row in enumerate(rows):
-                place = self.at("%x", self.whole("add", self.whole("mul", row, "%K"), k), "i16")
-                x = self.splat(self.let(f"load i32, ptr {place}, align 4"), "i32", width)
+            pairs = self.pairs(self.entry(k, n), size)
+            for i, start in enumerate(starts):
+                x = self.let(f"load i32, ptr {self.at(start, k, 'i16')}, align 4")
+                x = self.splat(x, "i32", width)
                 for part, pair in enumerate(pairs):
                     number = i * parts + part
                     totals[number] = self.add_pairs(pair, x, totals[number], width)
         for i, row in enumerate(rows):
+            factor = self.scalar(
+                "%a", self.whole("add", self.whole("mul", row, "%blocks"), block), width
+            )
             sums = self.in_order(totals[i * parts : (i + 1) * parts], width)
-            of_block = self.whole("add", self.whole("mul", row, "%blocks"), block)
-            factor = self.scalar("%a", of_block, width)
             for part, total in enumerate(sums):
-                y = self.whole("add", self.whole("mul", row, "%N"), n, part * width)
+                y = self.whole("add", self.entry(row, n), part * width)
                 value = self.let(f"sitofp {kind} {total} to <{width} x float>")
                 value = self.add_product(value, factor, self.floats("%y", y, width), width)
                 self.store(value, y, width)

@@ -63,17 +63,17 @@ def product(
 
     The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
-    if x.shape[0] > MOST_ROWS and not by_rows:
-        parts = [x[i : i + MOST_ROWS] for i in range(0, x.shape[0], MOST_ROWS)]
-        return jnp.concatenate([product(part, weight, scales) for part in parts])
     dtype = jnp.dtype(weight.dtype)
-    form: Any = (ByRows, dtype) if by_rows else (ByColumns, dtype, x.shape[0])
-    arrays = [x, weight] if scales is None else [x, weight, scales]
-    is_even = x.shape[1] % (32 if by_rows else 2) == 0
-    if scales is not None and is_even and has_pairs():
-        form = (PairsByRows if by_rows else PairsByColumns, *form[1:])
+    if scales is not None and x.shape[1] % (32 if by_rows else 2) == 0 and has_pairs():
+        form: Any = (PairsByRows if by_rows else PairsByColumns, dtype)
         whole, factors = _in_16_bits(x)
         arrays = [whole, weight, scales, factors]
+    elif x.shape[0] > MOST_ROWS and not by_rows:
+        parts = [x[i : i + MOST_ROWS] for i in range(0, x.shape[0], MOST_ROWS)]
+        return jnp.concatenate([product(part, weight, scales) for part in parts])
+    else:
+        form = (ByRows, dtype) if by_rows else (ByColumns, dtype, x.shape[0])
+        arrays = [x, weight] if scales is None else [x, weight, scales]
     columns = weight.shape[0 if by_rows else 1]
     return _call(arrays, (x.shape[0], columns), *form, scales is not None)
 
