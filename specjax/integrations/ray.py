@@ -64,6 +64,8 @@ FORMATS = {
         {"double_precision": 15, "force_ascii": False},  # digits enough for float32
     ),
 }
+# Those of a row alone: the drafter's passes serve all rows of a batch, and differ with them.
+_COUNTS = tuple(name for name in COUNTS if name != "drafter_calls")
 # The columns that are added to a row.
 ADDED = pa.schema(
     [
@@ -72,13 +74,13 @@ ADDED = pa.schema(
         ("log_prob_processed", pa.float64()),
         ("log_prob_target", pa.float64()),
         ("ended_by", pa.string()),
-        *((name, pa.int64()) for name in COUNTS),
+        *((name, pa.int64()) for name in _COUNTS),
         ("drafted_lengths", pa.list_(pa.int64())),
         ("accepted_lengths", pa.list_(pa.int64())),
         ("error", pa.string()),
     ]
 )
-_FAILED = {**dict.fromkeys(COUNTS, 0), "ended_by": "error"}
+_FAILED = {**dict.fromkeys(_COUNTS, 0), "ended_by": "error"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,10 +273,10 @@ def _checkpoint(path: Path) -> Iterator[None]:
 def _totals(rows: ray.data.Dataset, ids: np.ndarray) -> dict[str, Any]:
     """Totals over all rows; raises RuntimeError unless each is there once."""
     found, ended, counts = [], collections.Counter[str](), collections.Counter[str]()
-    for batch in rows.select_columns([_ID, "ended_by", *COUNTS]).iter_batches():
+    for batch in rows.select_columns([_ID, "ended_by", *_COUNTS]).iter_batches():
         found.append(batch[_ID])
         ended.update(batch["ended_by"].tolist())
-        counts.update({name: int(batch[name].sum()) for name in COUNTS})
+        counts.update({name: int(batch[name].sum()) for name in _COUNTS})
     if not np.array_equal(np.sort(np.concatenate(found)), ids):
         raise RuntimeError("rows are lost or twice there")
     calls = counts["verifier_calls"]
@@ -378,7 +380,7 @@ def _output(row: Row) -> dict[str, Any]:
         "log_prob_processed": finite(info.log_prob_processed),
         "log_prob_target": finite(info.log_prob_target),
         "ended_by": row.ended_by,
-        **{name: int(getattr(info, name)) for name in COUNTS},
+        **{name: int(getattr(info, name)) for name in _COUNTS},
         "drafted_lengths": info.drafted_lengths.tolist(),
         "accepted_lengths": info.accepted_lengths.tolist(),
         "error": row.error,
