@@ -13,6 +13,7 @@ cluster must see:
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 from ray.data.checkpoint import CheckpointConfig
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import slice_placement_group
 
@@ -256,7 +257,11 @@ def _describe(kind: type, arguments: Mapping[str, Any], amounts: Mapping[str, An
 
 class _First:
     def describe(self, kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return kind(**arguments).describe()
+        decoder = kind(**arguments)
+        described = decoder.describe()
+        if isinstance(decoder, SliceDecoder):
+            decoder.release()
+        return described
 
 
 @contextlib.contextmanager
@@ -391,7 +396,7 @@ class SliceDecoder:
     """A `BatchDecoder` of several hosts whose processes form one JAX program, as in a TPU slice.
 
     This actor needs no device. It sends each batch to an actor on each host; all rows are the
-    same. If one is lost, all end, and Ray starts this actor again.
+    same. If one is lost, all end, and Ray starts this actor again. `release` ends them.
     """
 
     def __init__(
@@ -399,19 +404,21 @@ class SliceDecoder:
     ) -> None:
         if workers.topology is None:
             bundles = [dict(workers.resources)] * workers.hosts
-            self._group = placement_group(bundles, strategy="SPREAD")
+            group = placement_group(bundles, strategy="SPREAD")
+            self.release = functools.partial(remove_placement_group, group)
         else:
             version, _, topology = workers.topology.partition(":")
-            self._group = slice_placement_group(topology, version).placement_group
-        ray.get(self._group.ready())
+            reserved = slice_placement_group(topology, version)
+            group, self.release = reserved.placement_group, reserved.shutdown
+        ray.get(group.ready())
         self._hosts = [
             ray.remote(_Host)
             .options(
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, i),
                 **_amounts(resources),
             )
             .remote()
-            for i, resources in enumerate(self._group.bundle_specs)
+            for i, resources in enumerate(group.bundle_specs)
         ]
         address = ray.get(self._hosts[0].address.remote())
         self._on_all("start", address, len(self._hosts), make_decoder, options)
@@ -429,7 +436,8 @@ class SliceDecoder:
         try:
             return ray.get(calls)[0]
         except ray.exceptions.RayActorError:
-            os._exit(1)  # Ray then ends the other hosts
+            self.release()  # ends the other hosts
+            os._exit(1)
 
 
 class _Host:
