@@ -242,12 +242,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--latency-us", type=float, default=5.0, help="assumed latency of an all-reduce"
     )
+    parser.add_argument("--output", type=int, default=256, help="output tokens of a prompt")
     parser.add_argument("--replicate-drafter", action="store_true", help="whole on each chip")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Predicts for each pair, chip and number of rows."""
-    for name in ("draft", "cached", "prompt", "rows", "ways"):
+    for name in ("draft", "cached", "prompt", "rows", "ways", "output"):
         value = getattr(args, name)
         if value is not None and min(value if isinstance(value, list) else [value]) < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
@@ -263,7 +264,8 @@ def run(args: argparse.Namespace) -> Report:
     ]
     notes = (
         f"Upper limits, for {args.draft} drafted tokens, acceptance {args.acceptance:g} and "
-        f"{args.latency_us:g} us per all-reduce. ways: chips; bound: the largest part of a round.",
+        f"{args.latency_us:g} us per all-reduce. ways: chips; bound: the largest part of a round; "
+        f"chip_hours: of a million outputs of {args.output} tokens, without reading prompts.",
     )
     return Report(rows, list(rows[0]), notes)
 
@@ -324,6 +326,7 @@ def _row(
         "speedup": emitted * alone.total / whole,
         "c": draft.total / alone.total,
         "r": block.total / alone.total,
+        "chip_hours": ways * 1e6 * args.output * whole / (batch * emitted) / 3600,
         "bound": max(parts, key=lambda name: parts[name]),
     }
 

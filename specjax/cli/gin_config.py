@@ -495,6 +495,17 @@ def operative_config() -> str:
     return gin.operative_config_str()
 
 
+def whole_config() -> str:
+    """Returns all bindings as gin code, for `parse` in another process."""
+    return gin.config_str()
+
+
+def parse(config: str) -> None:
+    """Replaces the configuration by that of `whole_config`."""
+    gin.clear_config()
+    gin.parse_config(config)
+
+
 def call_part(configurable: Callable[..., Any], *first: Any, **arguments: Any) -> Any:
     """Calls a registered function without checking that it uses every override."""
     return gin.get_configurable(configurable)(*first, **arguments)

@@ -6,11 +6,12 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts
-from specjax.errors import UserError
+from specjax.errors import MissingLibraryError, UserError
 
 if TYPE_CHECKING:
     import jax
@@ -48,6 +49,7 @@ def register() -> None:
 
     gin_config.register(
         inference.infer,
+        infer_on_ray,
         make_decoder,
         _setting(),
         load_models,
@@ -89,12 +91,55 @@ def run(args: argparse.Namespace) -> int:
     args.gin_binding += ["infer.sources=True"] if args.show else []
     gin_config.configure_from(args)
     check_paths()
-    options = {"on_start": gin_config.recorder(args), "process": args.process, "show": args.show}
+    options: dict[str, Any] = {"on_start": gin_config.recorder(args)}
+    function: Callable[..., Any] = infer_on_ray
+    if gin_config.value_of("infer_on_ray.workers") is None:
+        function = inference.infer
+        options |= {"process": args.process, "show": args.show}
     parts = {load_models: ("needed",)}
-    metrics = gin_config.call(inference.infer, before=check_values, parts=parts, **options)
+    metrics = gin_config.call(function, before=check_values, parts=parts, **options)
     if metrics is not None:
         print(json.dumps(metrics))
     return 0
+
+
+def infer_on_ray(
+    make_decoder: Callable[..., "text.Decoder"],
+    *,
+    workers: int,
+    resources: "Mapping[str, float]" = MappingProxyType({"CPU": 1}),
+    topology: "str | None" = None,
+    num_samples: int = 1,
+    sources: bool = False,
+    inputs_field: "str | None" = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Decodes on a Ray cluster; see `specjax.integrations.ray.infer`."""
+    try:
+        from specjax.integrations import ray
+    except ImportError as error:
+        raise MissingLibraryError(
+            f"runs/ray.gin needs {error.name}: pip install 'specjax[ray]'"
+        ) from None
+    for name, value, usual in (("num_samples", num_samples, 1), ("sources", sources, False)):
+        if value != usual:
+            raise UserError(f"{name} must be {usual} on Ray, got {value!r}: give a row for each")
+    return ray.infer(
+        functools.partial(_decoder_of, gin_config.whole_config()),
+        workers=ray.Workers(workers, dict(resources), topology=topology),
+        inputs_field=inputs_field or "inputs",
+        **options,
+    )
+
+
+def _decoder_of(config: str) -> "text.Decoder":
+    """The decoder of a gin configuration of another process."""
+    from specjax.compilation import enable_compilation_cache
+
+    enable_compilation_cache()
+    register()
+    gin_config.parse(config)
+    return gin_config.call_part(make_decoder)
 
 
 def check_values() -> None:

@@ -1,10 +1,11 @@
 """Prompts made from templates, with solved examples before each input."""
 
 import dataclasses
+import functools
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specjax.checks import check_part, short_repr, whole_number
@@ -120,31 +121,19 @@ class FewShot:
         split: str = "test",
     ) -> list[Example]:
         """Makes the prompts of a source."""
-        prompt, answer = self._templates
-        field, bar, default = (self.references or "").partition("|")
-        names = [*prompt.fields, *answer.fields, *([field] if field else [])]
-        # A TSV whose fields are all numbers has no header.
-        header = not all(name.isdecimal() for name in names)
-        drawn: list[SourceRecord] = []
-        if self.shots and self.examples is not None:
-            of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
-            rows: Iterable[SourceRecord] = read_records(self.examples, header=header, **of)
-            if self.seed is not None:
-                random.Random(self.seed).shuffle(rows := list(rows))
-            # One more replaces an input that is an example. A corpus may be too large to read.
-            for row in rows:
-                if all(row.values != other.values for other in drawn):
-                    drawn.append(row)
-                if len(drawn) > self.shots:
-                    break
-        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in drawn]
-        records = list(read_records(source, format=format, split=split, header=header))
+        records = list(read_records(source, format=format, split=split, header=self._header))
         if self.limit is not None and len(records) > self.limit:
             places = random.Random(self.limit_seed).sample(range(len(records)), self.limit)
             records = [records[place] for place in sorted(places)]
+        return self.prompts(records)
+
+    def prompts(self, records: Sequence[SourceRecord]) -> list[Example]:
+        """Makes the prompts of records."""
+        prompt, answer = self._templates
+        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in self._drawn]
         examples = []
         for place, (where, values) in enumerate(records):
-            pairs = zip(solved, drawn, strict=True)
+            pairs = zip(solved, self._drawn, strict=True)
             others = [text for text, example in pairs if example.values != values]
             if len(others) < self.shots:
                 raise UserError(
@@ -155,10 +144,35 @@ class FewShot:
             text = self.separator.join([*parts, *others[: self.shots], prompt.fill(values, where)])
             targets = None
             if self.references is not None:
+                _, bar, default = self.references.partition("|")
                 found = look_up(values, self.references, where)
                 targets = (found,) if isinstance(found, str) else found or (default if bar else "",)
             examples.append(Example(place, text, targets, where))
         return examples
+
+    @functools.cached_property
+    def _drawn(self) -> list[SourceRecord]:
+        """The examples, and one more, which replaces an input that is an example."""
+        drawn: list[SourceRecord] = []
+        if self.shots and self.examples is not None:
+            of: dict[str, Any] = {"format": self.examples_format, "split": self.examples_split}
+            rows: Iterable[SourceRecord] = read_records(self.examples, header=self._header, **of)
+            if self.seed is not None:
+                random.Random(self.seed).shuffle(rows := list(rows))
+            # A corpus may be too large to read.
+            for row in rows:
+                if all(row.values != other.values for other in drawn):
+                    drawn.append(row)
+                if len(drawn) > self.shots:
+                    break
+        return drawn
+
+    @property
+    def _header(self) -> bool:
+        """Whether a TSV has a header: one whose fields are all numbers has none."""
+        names = [name for template in self._templates for name in template.fields]
+        names += [self.references.partition("|")[0]] if self.references else []
+        return not all(name.isdecimal() for name in names)
 
     @property
     def _templates(self) -> tuple[Template, Template]:
