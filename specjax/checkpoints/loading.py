@@ -25,6 +25,8 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.gguf import open_gguf
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
 from specjax.checkpoints.ignored import check_adapter, warn_of_adapter
+from specjax.checkpoints.maxtext import maxtext_file, maxtext_items, maxtext_pieces
+from specjax.checkpoints.maxtext_config import read_maxtext_config
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
@@ -271,9 +273,14 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
             f"{path} is a file; give a checkpoint's directory, such as {parent}, or a .gguf file"
         )
     check_adapter(path)
-    ours = (path / SPECJAX_FILE).is_file()
+    ours, items = (path / SPECJAX_FILE).is_file(), maxtext_items(path)
     explicit = config if isinstance(config, ModelConfig) else None
-    if ours or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+    if (
+        ours
+        or items is not None
+        or (path / "config.json").is_file()
+        or any(path.glob("*.safetensors"))
+    ):
         if config is not explicit:
             raise UserError(
                 f"`config` is the gin file {config}, which is only for T5X checkpoints, but "
@@ -281,6 +288,8 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
             )
         if ours:
             return _open_ours(path, explicit)
+        if items is not None:
+            return _open_maxtext(path, items, explicit)
         reader, network, ids = open_hf(path, explicit)
         pieces = functools.partial(hf_pieces, reader, network)
         return Opened(reader, network, path, "hf", ids, pieces)
@@ -329,6 +338,14 @@ def _open_ours(path: Path, config: ModelConfig | None) -> Opened:
     pieces = functools.partial(_checked_pieces, path, reader.specs, sources)
     ids = special_ids_from_json(values, file)
     return Opened(reader, network, path, "orbax", ids, pieces, values.get("step"))
+
+
+def _open_maxtext(path: Path, items: Path, config: ModelConfig | None) -> Opened:
+    network = read_maxtext_config(maxtext_file(path)) if config is None else config
+    reader = OrbaxReader(items)
+    specs, sources = maxtext_pieces(reader.specs, network)
+    pieces = functools.partial(_checked_pieces, path, specs, sources)
+    return Opened(reader, network, path, "maxtext", default_ids(network), pieces)
 
 
 def _config_of_file(values: Any, file: Path) -> ModelConfig:
