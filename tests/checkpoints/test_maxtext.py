@@ -1,0 +1,179 @@
+"""Checkpoints that MaxText 0.2.5 wrote, against the logits of its own forward pass.
+
+`tests/integrations/maxtext_checkpoints.py` made the archive.
+"""
+
+import dataclasses
+import shutil
+import tarfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+import yaml
+from checkpoint_helpers import logits, one_line, tokens
+
+import specjax
+from specjax.checkpoints import load_model, read_config
+from specjax.checkpoints.arrays import flatten, unflatten
+from specjax.checkpoints.orbax import OrbaxReader
+from specjax.cli.main import main
+from specjax.errors import UserError
+from specjax.models import LlamaConfig, preset
+from specjax.text.directories import inspect
+from specjax.tokenizers.model_files import write_json
+
+ARCHIVE = Path(__file__).parent / "maxtext.tar.xz"
+with tarfile.open(ARCHIVE) as _archive:
+    CASES = sorted({name.split("/")[0] for name in _archive.getnames()})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("maxtext")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(directory, filter="data")
+    return directory
+
+
+@pytest.fixture
+def llama(written, tmp_path):
+    """A copy of the checkpoint of a Llama 3.1."""
+    return Path(shutil.copytree(written / "llama_unscanned", tmp_path / "llama"))
+
+
+def edit(directory, **changes):
+    (file,) = directory.glob("*.yml")
+    file.write_text(yaml.dump({**yaml.safe_load(file.read_text()), **changes}))
+
+
+def theirs(directory):
+    return np.load(directory / "logits.npy")
+
+
+def assert_close(ours, golden):
+    np.testing.assert_allclose(ours, golden, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_maxtext(written, case):
+    loaded = load_model(written / case)
+    assert loaded.format == "maxtext"
+    assert_close(logits(loaded.model, loaded.params), theirs(written / case))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_reads_the_converted_checkpoint(written, tmp_path, case):
+    assert main(["convert", str(written / case), str(tmp_path / "hf"), "--to", "hf"]) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, attn_implementation="eager"
+    )
+    ids = torch.tensor(np.asarray(tokens(read_config(written / case))), dtype=torch.int64)
+    with torch.no_grad():
+        assert_close(model(ids).logits.numpy(), theirs(written / case))
+
+
+def test_each_rule_of_the_arrays_counts(written):
+    """Without one of them the logits are others."""
+    for case, path in {
+        "llama": "decoder/layers_0/self_attention/query/kernel",
+        "mixtral": "decoder/layers_1/self_attention/query/kernel",
+        "gemma2": "decoder/layers_3/self_attention/query/kernel",
+        "gemma3": "decoder/layers_12/pre_mlp_layer_norm/scale",
+        "gemma4": "token_embedder/embedding",
+    }.items():
+        loaded = load_model(written / case)
+        flat = flatten(loaded.params)
+        stored = {
+            "gemma3": flat[path] + 1,
+            "gemma4": flat[path] * np.float32(12**0.5),
+        }.get(case, flat[path] / np.float32(8**0.5))
+        changed = logits(loaded.model, unflatten({**flat, path: stored}))
+        assert np.abs(changed - theirs(written / case)).max() > 1e-2
+    # The halves of Llama 3.1's rotations, which the name of the model tells.
+    config = read_config(written / "llama").replace(rope_scaling=None)
+    loaded = load_model(written / "llama", config=config)
+    assert np.abs(logits(loaded.model, loaded.params) - theirs(written / "llama")).max() > 1e-2
+
+
+def test_what_is_not_scaled_keeps_its_bits(written):
+    loaded = load_model(written / "llama")
+    reader = OrbaxReader(written / "llama" / "0" / "items")
+    name = "params/params/decoder/layers/self_attention/value/kernel"
+    ((_, stacked),) = reader.arrays([name])  # [E, L, K, D]
+    for layer in range(2):
+        ours = loaded.params["decoder"][f"layers_{layer}"]["self_attention"]["value"]["kernel"]
+        np.testing.assert_array_equal(ours, stacked[:, layer].reshape(12, 16))
+
+
+def test_a_pair_of_two_checkpoints_decodes(written, tmp_path):
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(32)}, unk_token="w0")
+    words = tokenizers.Tokenizer(words)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.decoder = tokenizers.decoders.Fuse()
+    words.save(str(tmp_path / "tokenizer.json"))
+    for case in ("llama", "llama3"):
+        shutil.copytree(written / case, tmp_path / case)
+        shutil.copy(tmp_path / "tokenizer.json", tmp_path / case)
+        write_json(tmp_path / case / "generation_config.json", {"eos_token_id": 1})
+    pair = specjax.load_pair(verifier=tmp_path / "llama", drafter=tmp_path / "llama3")
+    greedy = {"sampling": specjax.Sampling(temperature=0.0), "max_new_tokens": 8}
+    result = specjax.Decoder(pair, max_draft=3, **greedy)(["w3 w4 w5", "w9"])
+    alone = specjax.Decoder(pair.verifier, **greedy)(["w3 w4 w5", "w9"])
+    assert list(result.texts) == list(alone.texts)
+    assert result.info.verifier_calls.sum() > 0
+    assert inspect(tmp_path / "llama").summary()["format"] == "maxtext"
+
+
+def test_the_last_step_below_a_run_is_read(llama, written):
+    (llama / "checkpoints").mkdir()
+    shutil.move(llama / "0", llama / "checkpoints" / "9")
+    shutil.copytree(written / "qwen3_unscanned" / "0", llama / "checkpoints" / "8")
+    shutil.copytree(llama / "checkpoints" / "9", llama / "checkpoints" / "10")
+    shutil.rmtree(llama / "checkpoints" / "9" / "items" / "d")
+    loaded = load_model(llama)
+    assert_close(logits(loaded.model, loaded.params), theirs(llama))
+
+
+def test_a_directory_needs_one_yaml(llama):
+    (llama / "llama3.1-8b.yml").rename(llama / "config.yml")
+    one_line(lambda: read_config(llama), llama, "model_name='config'", "llama3.1-8b.yml")
+    edit(llama, model_name="llama3.1-8b")
+    assert read_config(llama).rope_scaling is not None
+    shutil.copy(llama / "config.yml", llama / "other.yml")
+    one_line(lambda: read_config(llama), llama, "got 2", "configs/models/NAME.yml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"decoder_block": "deepseek"}, ["decoder_block='deepseek'", "gemma4_small"]),
+        ({"decoder_block": "gemma3"}, ["model_name='llama3.1-8b'", "begin with gemma3"]),
+        ({"head_dim": "wide"}, ["head_dim='wide'", "number"]),
+        ({"attention_type": "mla"}, ["attention_type='mla'"]),
+        ({"mlp_activations": ["relu"]}, ["mlp_activations=['relu']"]),
+        ({"logits_via_embedding": True}, ["normalize_embedding_logits=True"]),
+        ({"base_num_decoder_layers": 3}, ["missing", "layers_2"]),
+    ],
+)
+def test_another_network_is_refused(llama, changes, parts):
+    edit(llama, **changes)
+    one_line(lambda: load_model(llama), llama, *parts)
+
+
+def test_a_damaged_yaml_is_refused(llama):
+    (llama / "llama3.1-8b.yml").write_text("vocab_size: [")
+    one_line(lambda: read_config(llama), llama / "llama3.1-8b.yml", "not readable as YAML")
+
+
+def test_numbers_are_those_of_maxtext(llama):
+    """YAML 1.1 reads 1e-6, as Gemma's files have it, as a text."""
+    (file,) = llama.glob("*.yml")
+    file.write_text(file.read_text().replace("1.0e-05", "1e-6").replace("1.e-05", "1e-6"))
+    edit_free = read_config(llama)
+    assert edit_free.norm_eps == 1e-6
