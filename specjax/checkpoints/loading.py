@@ -1,4 +1,4 @@
-"""Loads checkpoints: Hugging Face, T5X, GGUF or our own."""
+"""Loads checkpoints: Hugging Face, T5X, MaxText, GGUF or our own."""
 
 import dataclasses
 import functools
@@ -63,7 +63,7 @@ class LoadedModel:
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
       path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`); of a GGUF
         file a temporary directory with its configuration and tokenizer.
-      format: "hf", "t5x", "orbax" or "gguf".
+      format: "hf", "t5x", "maxtext", "orbax" or "gguf".
       special_ids: the ids that files name, else those that transformers assumes.
       step: the training step, of T5X checkpoints.
       stored_dtype: the dtype of the arrays on disk, float32 if they differ; `load_model` converts
@@ -115,8 +115,9 @@ def load_model(
 
     Supported are: a Hugging Face directory (`config.json` and safetensors, in one file or in
     several with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (then
-    the latest), unscanned, scanned or Orbax; a directory that `save_model` wrote; and a `.gguf`
-    file of llama.cpp, whose weights in 2 to 8 bits become float32.
+    the latest), unscanned, scanned or Orbax; a directory with MaxText's parameters and its YAML; a
+    directory that `save_model` wrote; and a `.gguf` file of llama.cpp, whose weights in 2 to 8 bits
+    become float32.
 
     A T5X checkpoint has no configuration. Its arrays determine everything except the MLP's
     activations and the largest relative distance. T5X's `config.gin` in the model directory names
@@ -275,12 +276,8 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     check_adapter(path)
     ours, items = (path / SPECJAX_FILE).is_file(), maxtext_items(path)
     explicit = config if isinstance(config, ModelConfig) else None
-    if (
-        ours
-        or items is not None
-        or (path / "config.json").is_file()
-        or any(path.glob("*.safetensors"))
-    ):
+    theirs = (path / "config.json").is_file() or any(path.glob("*.safetensors"))
+    if ours or theirs or items is not None:
         if config is not explicit:
             raise UserError(
                 f"`config` is the gin file {config}, which is only for T5X checkpoints, but "
@@ -297,8 +294,8 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     if checkpoint is None:
         raise UserError(
             f"{path} has no checkpoint: no config.json with safetensors (Hugging Face), no "
-            f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
-            "the path"
+            "checkpoint_<step> or file 'checkpoint' (T5X), no items or <step>/items (MaxText), and "
+            f"no {SPECJAX_FILE} (specjax); check the path"
         )
     return _open_t5x(checkpoint, config)
 

@@ -3,13 +3,10 @@
 `tests/integrations/maxtext_checkpoints.py` made the archive.
 """
 
-import dataclasses
 import shutil
 import tarfile
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -23,8 +20,6 @@ from specjax.checkpoints import load_model, read_config
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.orbax import OrbaxReader
 from specjax.cli.main import main
-from specjax.errors import UserError
-from specjax.models import LlamaConfig, preset
 from specjax.text.directories import inspect
 from specjax.tokenizers.model_files import write_json
 
