@@ -69,7 +69,7 @@ _BLOCK = 6  # the layers of a block of Gemma 3 or 4
 
 def maxtext_items(directory: Path) -> Path | None:
     """MaxText's parameters in a directory, those of the last step of several."""
-    places = ("items", "*/items", "checkpoints/*/items")
+    places = ("items", "[0-9]*/items", "checkpoints/[0-9]*/items")
     found = [path for place in places for path in directory.glob(place) if is_orbax(path)]
     steps = {int(path.parent.name) if path.parent.name.isdecimal() else -1: path for path in found}
     return steps[max(steps)] if steps else None
@@ -80,9 +80,9 @@ def maxtext_file(directory: Path) -> Path:
     files = sorted(directory.glob("*.yml"))
     if len(files) != 1:
         raise UserError(
-            f"{directory} has parameters of MaxText, and must have one .yml with their "
-            f"configuration, got {len(files)}: copy MaxText's configs/models/NAME.yml, with what "
-            "the run changed in it"
+            f"{directory} has Orbax's items, as MaxText writes them, and must have one .yml with "
+            f"their configuration, got {len(files)}: copy MaxText's configs/models/NAME.yml, with "
+            "what the run changed in it"
         )
     return files[0]
 
@@ -117,7 +117,9 @@ def _parameters(
         rest = pair[1] + pair[3]
     scanned = stack in ("layers", "scanned_blocks")
     for index in np.ndindex(shape[1 : 1 + scanned + (kind == "local_layers")]):
-        layer = index[-1] if kind == "local_layers" else int(number or (kind and _BLOCK - 1) or 0)
+        layer = int(number or 0)
+        if kind is not None:
+            layer = index[-1] if kind == "local_layers" else _BLOCK - 1
         if scanned:
             layer += index[0] * (_BLOCK if number or kind else 1)
         if stack == "layers_remainder":

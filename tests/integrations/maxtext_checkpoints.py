@@ -18,19 +18,9 @@ import numpy as np
 import yaml
 
 _ABSENT = (
-    *[
-        "array_record",
-        "datasets",
-        "drjax",
-        "google.cloud",
-        "grain",
-        "jsonlines",
-        "pandas",
-        "pathwaysutils",
-        "PIL",
-    ],
-    *["tensorboardX", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax", "tunix"],
-    *["maxtext.common.grain_utility", "maxtext.kernels"],
+    *("PIL", "array_record", "datasets", "drjax", "google.cloud", "grain", "jsonlines", "pandas"),
+    *("pathwaysutils", "tensorboardX", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax"),
+    *("tunix", "maxtext.common.grain_utility", "maxtext.kernels"),
 )
 _SIZES = {
     "vocab_size": 24,
