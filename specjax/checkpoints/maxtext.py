@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from specjax.checkpoints.arrays import ArraySpec, Piece
-from specjax.checkpoints.orbax import is_orbax
 from specjax.checkpoints.t5x_network import merged_heads
 from specjax.errors import UserError
 from specjax.models import DecoderOnlyConfig
@@ -65,14 +64,6 @@ _LAYER = re.compile(
 )
 _OF_PAIR = re.compile(r"(\w+)_(local|global)(/.+)")
 _BLOCK = 6  # the layers of a block of Gemma 3 or 4
-
-
-def maxtext_items(directory: Path) -> Path | None:
-    """MaxText's parameters in a directory, those of the last step of several."""
-    places = ("items", "[0-9]*/items", "checkpoints/[0-9]*/items")
-    found = [path for place in places for path in directory.glob(place) if is_orbax(path)]
-    steps = {int(path.parent.name) if path.parent.name.isdecimal() else -1: path for path in found}
-    return steps[max(steps)] if steps else None
 
 
 def maxtext_file(directory: Path) -> Path:
