@@ -20,7 +20,7 @@ import yaml
 _ABSENT = (
     *("PIL", "array_record", "datasets", "drjax", "google.cloud", "grain", "jsonlines", "pandas"),
     *("pathwaysutils", "tensorboardX", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax"),
-    *("tunix", "maxtext.common.grain_utility", "maxtext.kernels"),
+    *("sympy", "tunix", "maxtext.common.grain_utility", "maxtext.kernels"),
 )
 _SIZES = {
     "vocab_size": 24,
