@@ -98,7 +98,7 @@ $(VENV)/.t5x: pyproject.toml constraints.txt
 # MaxText asks for Python 3.12, which nothing that is used of it needs, and names no dependencies.
 $(VENV)/.maxtext: pyproject.toml constraints.txt constraints-maxtext.txt
 	$(PYTHON) -m venv $(VENV)/maxtext
-	$(VENV)/maxtext/bin/python -m pip install --quiet -c constraints.txt --editable '.[int8]' pytest pytest-xdist transformers
+	$(VENV)/maxtext/bin/python -m pip install --quiet -c constraints.txt --editable '.[int8]' pytest pytest-xdist pydantic transformers
 	$(VENV)/maxtext/bin/python -m pip install --quiet --no-deps --ignore-requires-python -r constraints-maxtext.txt
 	touch $@
 

@@ -116,9 +116,9 @@ def load_model(
 
     Supported are: a Hugging Face directory (`config.json` and safetensors, in one file or in
     several with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (then
-    the latest), unscanned, scanned or Orbax; a directory with MaxText's parameters and its YAML; one
-    with tunix's Orbax checkpoints and `config.json`; a directory that `save_model` wrote; and a
-    `.gguf` file of llama.cpp, whose weights in 2 to 8 bits become float32.
+    the latest), unscanned, scanned or Orbax; a directory with MaxText's parameters and its YAML, or
+    with tunix's and a `config.json`; a directory that `save_model` wrote; and a `.gguf` file of
+    llama.cpp, whose weights in 2 to 8 bits become float32.
 
     A T5X checkpoint has no configuration. Its arrays determine everything except the MLP's
     activations and the largest relative distance. T5X's `config.gin` in the model directory names
