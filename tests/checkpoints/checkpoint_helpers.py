@@ -2,7 +2,7 @@
 
 import functools
 import json
-import tarfile
+import zipfile
 from pathlib import Path
 
 import jax
@@ -134,13 +134,11 @@ class Archive:
     """Checkpoints of another library in an archive beside this file, each with its `logits.npy`."""
 
     def __init__(self, name):
-        self._path = Path(__file__).parent / name
-        with tarfile.open(self._path) as archive:
-            self.cases = sorted({name.partition("/")[0] for name in archive.getnames()})
+        self._file = zipfile.ZipFile(Path(__file__).parent / name)
+        self.cases = sorted({name.partition("/")[0] for name in self._file.namelist()})
 
     def unpack(self, directory):
-        with tarfile.open(self._path) as archive:
-            archive.extractall(directory, filter="data")
+        self._file.extractall(directory)
         return directory
 
 

@@ -22,7 +22,7 @@ from specjax.cli.main import main
 from specjax.text.directories import inspect
 from specjax.tokenizers.model_files import write_json
 
-ARCHIVE = Archive("maxtext.tar.xz")
+ARCHIVE = Archive("maxtext.zip")
 
 
 @pytest.fixture(scope="module")

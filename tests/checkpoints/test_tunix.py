@@ -14,7 +14,7 @@ from specjax.checkpoints import load_model
 from specjax.checkpoints.orbax import OrbaxReader
 from specjax.cli.main import main
 
-ARCHIVE = Archive("tunix.tar.xz")
+ARCHIVE = Archive("tunix.zip")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """Tiny checkpoints that MaxText writes, with the logits of its own forward pass.
 
 `python -m tests.integrations.maxtext_checkpoints DIR [NAME ...]` writes the cases of `CASES` into
-DIR; packed, they are `tests/checkpoints/maxtext.tar.xz`. It needs MaxText (`make test-maxtext`).
+DIR; packed without `ocdbt.process_0`, which Orbax has merged, and `commit_success.txt`, they are
+`tests/checkpoints/maxtext.zip`. It needs MaxText (`make test-maxtext`).
 MaxText imports libraries that a forward pass on a CPU does not use, and kernels that need Python
 3.12 and a later JAX: `_Absent` stands for them.
 """
@@ -137,7 +138,7 @@ def write(directory, case):
         model_name=name,
         override_model_config=True,
         run_name="tiny",
-        base_output_directory=str(directory),
+        base_output_directory="output",
         scan_layers=form == "scanned",
         max_target_length=9,
         per_device_batch_size=2,
