@@ -134,11 +134,13 @@ class Archive:
     """Checkpoints of another library in an archive beside this file, each with its `logits.npy`."""
 
     def __init__(self, name):
-        self._file = zipfile.ZipFile(Path(__file__).parent / name)
-        self.cases = sorted({name.partition("/")[0] for name in self._file.namelist()})
+        self._path = Path(__file__).parent / name
+        with zipfile.ZipFile(self._path) as archive:
+            self.cases = sorted({name.partition("/")[0] for name in archive.namelist()})
 
     def unpack(self, directory):
-        self._file.extractall(directory)
+        with zipfile.ZipFile(self._path) as archive:
+            archive.extractall(directory)
         return directory
 
 

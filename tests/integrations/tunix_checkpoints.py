@@ -1,7 +1,7 @@
 """Tiny checkpoints that tunix writes, with the logits of its own forward pass.
 
-`python -m tests.integrations.tunix_checkpoints DIR` writes the cases of `CASES` into DIR; packed like
-MaxText's, they are `tests/checkpoints/tunix.zip`. It needs google-tunix.
+`python -m tests.integrations.tunix_checkpoints DIR` writes the cases of `CASES` into DIR; packed
+like MaxText's, they are `tests/checkpoints/tunix.zip`. It needs google-tunix.
 """
 
 import sys
