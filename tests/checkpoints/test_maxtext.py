@@ -52,7 +52,7 @@ def test_logits_are_those_of_maxtext(written, case):
     assert_logits(loaded, written / case)
 
 
-@pytest.mark.parametrize("case", ARCHIVE.cases)
+@pytest.mark.parametrize("case", [x for x in ARCHIVE.cases if "unscanned" not in x])
 def test_transformers_reads_the_converted_checkpoint(written, tmp_path, case):
     assert main(["convert", str(written / case), str(tmp_path / "hf"), "--to", "hf"]) == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -112,7 +112,7 @@ def test_a_pair_of_two_checkpoints_decodes(written, tmp_path):
     result = specjax.Decoder(pair, max_draft=3, **greedy)(["w3 w4 w5", "w9"])
     alone = specjax.Decoder(pair.verifier, **greedy)(["w3 w4 w5", "w9"])
     assert list(result.texts) == list(alone.texts)
-    assert result.info.verifier_calls.sum() > 0
+    assert result.info.emitted == 16
     assert inspect(tmp_path / "llama").summary()["format"] == "maxtext"
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_yaml_is_refused(llama):
 
 
 def test_numbers_are_those_of_maxtext(llama):
-    """YAML 1.1 reads 1e-6, as Gemma's files have it, as a text."""
+    """YAML 1.1 reads 1e-6, as Gemma 3's files have it, as a text."""
     (file,) = llama.glob("*.yml")
-    file.write_text(file.read_text().replace("1.0e-05", "1e-6").replace("1.e-05", "1e-6"))
+    file.write_text(file.read_text().replace("1.0e-5", "1e-6"))
     assert read_config(llama).norm_eps == 1e-6
