@@ -27,7 +27,6 @@ import numpy as np
 from specjax.checkpoints.arrays import ArraySpec, Piece
 from specjax.checkpoints.t5x_network import merged_heads
 from specjax.errors import UserError
-from specjax.models import DecoderOnlyConfig
 
 # What the names of parameters begin with, in a layer and without one; the longer ones first.
 _NAMES = {
@@ -79,7 +78,7 @@ def maxtext_file(directory: Path) -> Path:
 
 
 def maxtext_pieces(
-    specs: Mapping[str, ArraySpec], config: DecoderOnlyConfig
+    specs: Mapping[str, ArraySpec], config: Any
 ) -> tuple[dict[str, ArraySpec], dict[str, Piece]]:
     """The parameters in arrays, by our names: their shapes, and their sources."""
     found: dict[str, ArraySpec] = {}
@@ -97,7 +96,7 @@ def maxtext_pieces(
 
 # The parameters in an array, with their indices along the axes of layers.
 def _parameters(
-    name: str, shape: tuple[int, ...], config: DecoderOnlyConfig
+    name: str, shape: tuple[int, ...], config: Any
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     match = _LAYER.fullmatch(name)
     if match is None:
@@ -128,10 +127,10 @@ def _view(
     name: str, index: tuple[int, ...], shape: tuple[int, ...], config: Any, array: Any
 ) -> np.ndarray:
     array, style = array[(slice(None), *index)], config.style
-    attention, _, kernel = name.rpartition("self_attention/")
-    if attention and kernel in ("query/kernel", "key/kernel") and config.rope_scaling:
+    query, key = (name.endswith(f"self_attention/{kernel}/kernel") for kernel in ("query", "key"))
+    if (query or key) and config.rope_scaling:
         array = np.concatenate([array[..., ::2], array[..., 1::2]], -1)
-    if attention and kernel == "query/kernel" and style.qk_norms is None:
+    if query and style.qk_norms is None:
         array = np.asarray(array, np.float32) / np.float32(style.query_scale)
     if name == "token_embedder/embedding" and style.embed_scale != 1.0:
         array = np.asarray(array, np.float32) / np.float32(style.embed_scale)
