@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face safetensors, T5X, GGUF, and our own Orbax directories."""
+"""Checkpoints of Hugging Face, T5X, MaxText, tunix and GGUF, and our own Orbax directories."""
 
 from specjax.checkpoints.heads import save_draft_head
 from specjax.checkpoints.loading import load_model, read_config

@@ -1,4 +1,4 @@
-"""Loads checkpoints: Hugging Face, T5X, GGUF or our own."""
+"""Loads checkpoints: Hugging Face, T5X, MaxText, GGUF or our own."""
 
 import dataclasses
 import functools
@@ -25,10 +25,13 @@ from specjax.checkpoints.arrays import (
 from specjax.checkpoints.gguf import open_gguf
 from specjax.checkpoints.hf import default_ids, hf_pieces, open_hf
 from specjax.checkpoints.ignored import check_adapter, warn_of_adapter
-from specjax.checkpoints.orbax import PARAMS, OrbaxReader
+from specjax.checkpoints.maxtext import maxtext_file, maxtext_pieces
+from specjax.checkpoints.maxtext_config import read_maxtext_config
+from specjax.checkpoints.orbax import PARAMS, OrbaxReader, last_tree
 from specjax.checkpoints.quantising import int8_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
+from specjax.checkpoints.tunix import tunix_pieces
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, preset
@@ -61,7 +64,7 @@ class LoadedModel:
       config: the model's configuration; its `param_dtype` is the parameters' dtype.
       path: the directory that holds the arrays (of a T5X checkpoint `checkpoint_<step>`); of a GGUF
         file a temporary directory with its configuration and tokenizer.
-      format: "hf", "t5x", "orbax" or "gguf".
+      format: "hf", "t5x", "maxtext", "tunix", "orbax" or "gguf".
       special_ids: the ids that files name, else those that transformers assumes.
       step: the training step, of T5X checkpoints.
       stored_dtype: the dtype of the arrays on disk, float32 if they differ; `load_model` converts
@@ -113,8 +116,9 @@ def load_model(
 
     Supported are: a Hugging Face directory (`config.json` and safetensors, in one file or in
     several with an index); a T5X checkpoint, `checkpoint_<step>` or the directory around it (then
-    the latest), unscanned, scanned or Orbax; a directory that `save_model` wrote; and a `.gguf`
-    file of llama.cpp, whose weights in 2 to 8 bits become float32.
+    the latest), unscanned, scanned or Orbax; a directory with MaxText's parameters and its YAML, or
+    with tunix's and a `config.json`; a directory that `save_model` wrote; and a `.gguf` file of
+    llama.cpp, whose weights in 2 to 8 bits become float32.
 
     A T5X checkpoint has no configuration. Its arrays determine everything except the MLP's
     activations and the largest relative distance. T5X's `config.gin` in the model directory names
@@ -271,9 +275,10 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
             f"{path} is a file; give a checkpoint's directory, such as {parent}, or a .gguf file"
         )
     check_adapter(path)
-    ours = (path / SPECJAX_FILE).is_file()
     explicit = config if isinstance(config, ModelConfig) else None
-    if ours or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
+    ours, arrays = (path / SPECJAX_FILE).is_file(), any(path.glob("*.safetensors"))
+    maxtext = last_tree(path, "items", "[0-9]*/items", "checkpoints/[0-9]*/items")
+    if ours or arrays or maxtext is not None or (path / "config.json").is_file():
         if config is not explicit:
             raise UserError(
                 f"`config` is the gin file {config}, which is only for T5X checkpoints, but "
@@ -281,6 +286,11 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
             )
         if ours:
             return _open_ours(path, explicit)
+        if maxtext is not None:
+            return _open_maxtext(path, OrbaxReader(maxtext), explicit)
+        tunix = None if arrays else last_tree(path, "[0-9]*/model_params")
+        if tunix is not None:
+            return _open_tunix(path, OrbaxReader(tunix), explicit)
         reader, network, ids = open_hf(path, explicit)
         pieces = functools.partial(hf_pieces, reader, network)
         return Opened(reader, network, path, "hf", ids, pieces)
@@ -288,8 +298,8 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
     if checkpoint is None:
         raise UserError(
             f"{path} has no checkpoint: no config.json with safetensors (Hugging Face), no "
-            f"checkpoint_<step> or file 'checkpoint' (T5X), and no {SPECJAX_FILE} (specjax); check "
-            "the path"
+            "checkpoint_<step> or file 'checkpoint' (T5X), no items or <step>/items (MaxText), and "
+            f"no {SPECJAX_FILE} (specjax); check the path"
         )
     return _open_t5x(checkpoint, config)
 
@@ -329,6 +339,18 @@ def _open_ours(path: Path, config: ModelConfig | None) -> Opened:
     pieces = functools.partial(_checked_pieces, path, reader.specs, sources)
     ids = special_ids_from_json(values, file)
     return Opened(reader, network, path, "orbax", ids, pieces, values.get("step"))
+
+
+def _open_maxtext(path: Path, reader: OrbaxReader, config: ModelConfig | None) -> Opened:
+    network = config or read_maxtext_config(maxtext_file(path))
+    pieces = functools.partial(_checked_pieces, path, *maxtext_pieces(reader.specs, network))
+    return Opened(reader, network, path, "maxtext", default_ids(network), pieces)
+
+
+def _open_tunix(path: Path, reader: OrbaxReader, config: ModelConfig | None) -> Opened:
+    _, network, ids = open_hf(path, config, reader)
+    pieces = functools.partial(_checked_pieces, path, *tunix_pieces(reader.specs))
+    return Opened(reader, network, path, "tunix", ids, pieces)
 
 
 def _config_of_file(values: Any, file: Path) -> ModelConfig:

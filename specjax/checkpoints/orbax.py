@@ -1,4 +1,4 @@
-"""Orbax directories: our own (`specjax.json` and `params/`), and T5X's Orbax form (`state/`)."""
+"""Orbax directories: our own (`specjax.json`, `params/`), T5X's (`state/`), MaxText's, tunix's."""
 
 import contextlib
 import logging
@@ -27,6 +27,13 @@ def is_orbax(directory: Path) -> bool:
     return (directory / "_METADATA").is_file()
 
 
+def last_tree(directory: Path, *places: str) -> Path | None:
+    """The tree that Orbax wrote at one of these patterns of paths, that of the last step."""
+    found = [path for place in places for path in directory.glob(place) if is_orbax(path)]
+    steps = {int(path.parent.name) if path.parent.name.isdecimal() else -1: path for path in found}
+    return steps[max(steps)] if steps else None
+
+
 class OrbaxReader:
     """The arrays of an Orbax tree, or those under a key, `target` in T5X's checkpoints."""
 
@@ -52,7 +59,7 @@ class OrbaxReader:
     def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         # A call of Orbax per array: a single call would hold all their buffers at once.
         for name in names:
-            yield name, self._read(name)
+            yield name, self.read(name)
 
     def shards(
         self, dtype: np.dtype, shardings: Mapping[str, jax.sharding.Sharding], check: bool
@@ -63,12 +70,13 @@ class OrbaxReader:
             where = ocp.ArrayRestoreArgs(
                 dtype=dtype, sharding=shardings[name], global_shape=spec.shape
             )
-            flat[name] = self._read(name, where)
+            flat[name] = self.read(name, where)
             if check:
                 check_shards(f"{self.directory}: {name}", flat[name])
         return unflatten(flat)
 
-    def _read(self, name: str, how: Any = _AS_NUMPY) -> Any:
+    def read(self, name: str, how: Any = _AS_NUMPY) -> Any:
+        """An array, by default as one of NumPy."""
         item = unflatten({f"{self._prefix}{name}": 0})
         ways = jax.tree.map(lambda _: how, item)
         args = ocp.args.PyTreeRestore(item, ways, partial_restore=True)

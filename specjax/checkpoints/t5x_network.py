@@ -80,13 +80,10 @@ class ParamTree:
 
                 self._add(f"{match[1]}/layers_{i}/{match[2]}", source, shape, layer)
 
-    # Merges heads: `out` kernels have them first, the others last.
     def _add(
         self, name: str, source: str, shape: tuple[int, ...], take: Callable[[Any], Any]
     ) -> None:
-        if len(shape) == 3 and name.endswith("/kernel"):
-            a, b, c = shape
-            shape = (a * b, c) if name.endswith("/out/kernel") else (a, b * c)
+        shape = merged_heads(name, shape)
         self.specs[name] = ArraySpec(shape, self._reader.specs[source].dtype)
         self.pieces[name] = Piece(source, lambda array: take(array).reshape(shape))
 
@@ -105,6 +102,14 @@ class ParamTree:
             stack, bias = name.split("/")[0], "relpos_bias/rel_embedding"
             self.pieces.setdefault(f"{stack}/{bias}", self.pieces.pop(name))
             self.specs.setdefault(f"{stack}/{bias}", self.specs.pop(name))
+
+
+def merged_heads(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A kernel's shape with joined heads: `out` has them first, the others last."""
+    if len(shape) == 3 and name.endswith("/kernel"):
+        a, b, c = shape
+        return (a * b, c) if name.endswith("/out/kernel") else (a, b * c)
+    return shape
 
 
 # T5X's `param_scan_axis` is 1, or 0, which a norm's scale (E, L) shows.

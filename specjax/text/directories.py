@@ -141,7 +141,7 @@ def load_text_model(
     """Loads a model with its tokenizer.
 
     Args:
-      path: a Hugging Face, T5X or specjax directory, or a GGUF file (see
+      path: a Hugging Face, T5X, MaxText or specjax directory, or a GGUF file (see
         `specjax.checkpoints.load_model`), or a model of a built-in pair, such as
         "built-in:gsm8k/drafter".
       dtype: the dtype of parameters, activations and cache; by default that of the checkpoint.

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import zipfile
 from pathlib import Path
 
 import jax
@@ -127,6 +128,26 @@ def one_line(call, *parts, error=(ValueError, OSError)):
     for part in parts:
         assert str(part) in message, message
     return message
+
+
+class Archive:
+    """Checkpoints of another library in an archive beside this file, each with its `logits.npy`."""
+
+    def __init__(self, name):
+        self._path = Path(__file__).parent / name
+        with zipfile.ZipFile(self._path) as archive:
+            self.cases = sorted({name.partition("/")[0] for name in archive.namelist()})
+
+    def unpack(self, directory):
+        with zipfile.ZipFile(self._path) as archive:
+            archive.extractall(directory)
+        return directory
+
+
+def assert_logits(loaded, directory):
+    """Those of a loaded model are its directory's."""
+    golden = np.load(directory / "logits.npy")
+    np.testing.assert_allclose(logits(loaded.model, loaded.params), golden, rtol=0, atol=1e-4)
 
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
