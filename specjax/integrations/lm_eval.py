@@ -1,40 +1,44 @@
-"""specjax as a model of EleutherAI's lm-eval: `python -m specjax.integrations.lm_eval`.
+"""A pair as a model of EleutherAI's lm-eval. The command is lm-eval's, with one model more:
 
-The command is `lm_eval` itself, with the model `specjax`:
-
-    python -m specjax.integrations.lm_eval run --model specjax \
-      --model_args verifier=path/to/large,drafter=path/to/small --tasks gsm8k
+    python -m specjax.integrations.lm_eval run --tasks gsm8k --batch_size 8 \
+      --model specjax --model_args verifier=path/to/large,drafter=path/to/small
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from lm_eval.__main__ import cli_evaluate
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
-from specjax.errors import UserError
+from specjax.checks import options_of, whole_number
+from specjax.compilation import enable_compilation_cache
+from specjax.errors import MissingLibraryError
 from specjax.text import Decoder, Setting, load_pair
 from specjax.types import Sampling
 
-_SAMPLING = ("temperature", "top_k", "top_p")
-# What says nothing beside the temperature.
-_IGNORED = ("do_sample", "until", "max_gen_toks")
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import Collator, normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as error:
+    raise MissingLibraryError(
+        f"specjax.integrations.lm_eval needs {error.name}: pip install 'lm_eval[api]'"
+    ) from None
 
 
 @register_model("specjax")
+@options_of("lm-eval's model specjax")
 class SpecjaxLM(TemplateLM):
-    """A pair, or a single model, that writes and scores.
+    """Writes as a Decoder does, and scores with the verifier alone, whatever the rule is.
 
     Args:
-      verifier, drafter, weights: those of `load_pair`.
-      rule, drafting, max_draft: those of a `Setting`.
-      max_length: the most tokens of a prompt; longer ones lose their beginning.
-      max_gen_toks: the most tokens of an output, where the task does not say.
-      batch_size: rows decoded together.
+      verifier, drafter, weights: those of `load_pair`; by default the built-in pair.
+      rule, drafting, max_draft: those of `Setting`.
+      max_length: the most tokens of a context with its output; a longer context loses its
+        beginning. By default what the verifier reads.
+      max_gen_toks: the most tokens of an output, where a task does not say.
+      batch_size: the number of rows that are decoded or scored together.
+      seed: that of outputs above temperature 0.
     """
 
     def __init__(
@@ -43,22 +47,23 @@ class SpecjaxLM(TemplateLM):
         drafter: str | None = None,
         *,
         weights: str | None = None,
-        rule: str | None = None,
+        rule: str = "Lossless",
         drafting: str | None = None,
         max_draft: int | None = None,
-        max_length: int = 2048,
+        max_length: int | None = None,
         max_gen_toks: int = 256,
         batch_size: int | str = 8,
         seed: int = 0,
-        **_: Any,
     ) -> None:
         super().__init__()
         setting = Setting(rule=rule, drafting=drafting, max_draft=max_draft)
+        # lm-eval's command line gives a text.
+        rows: Any = int(batch_size) if str(batch_size).isdecimal() else batch_size
+        self.max_gen_toks, self._seed = whole_number("max_gen_toks", max_gen_toks, low=1), seed
         models = load_pair(verifier=verifier, drafter=drafter, weights=weights)
-        self.max_length, self.max_gen_toks, self._seed = max_length, max_gen_toks, seed
-        rows = 8 if batch_size == "auto" else int(batch_size)
-        sizes = {"max_new_tokens": max_gen_toks, "batch_size": rows}
-        self._decoder = Decoder(models, setting, **sizes)
+        self._decoder = Decoder(models, setting, batch_size=rows)
+        longest = self._decoder.buckets[-1]
+        self.max_length = whole_number("max_length", max_length or longest, low=2, high=longest)
         if not self._decoder.main.continues_prompts:
             self.backend = "seq2seq"
 
@@ -67,14 +72,22 @@ class SpecjaxLM(TemplateLM):
         return self._decoder.tokenizer.eos_ids[0]
 
     @property
+    def prefix_token_id(self) -> int:
+        bos = self._decoder.tokenizer.bos_id
+        return self.eot_token_id if bos is None else bos
+
+    @property
     def tokenizer_name(self) -> str:
         return self._decoder.main.name
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        special = add_special_tokens is not False
-        return list(self._decoder.tokenizer.encode(string, add_special_tokens=special))
+        words = self._decoder.tokenizer
+        bare = words.encode(string, add_special_tokens=False)
+        # A chat template has written the first token itself.
+        complete = add_special_tokens is False or bare[:1] == [words.bos_id]
+        return bare if complete else words.encode(string)
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -85,17 +98,23 @@ class SpecjaxLM(TemplateLM):
             continue_final_message=not add_generation_prompt,
         )
 
+    def _end(self, context: list[int], output: int) -> list[int]:
+        """What of a context is read before an output of so many tokens."""
+        room = self.max_length - (output if self.backend == "causal" else 0)
+        return context[-max(1, room) :]
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        prompts = [np.asarray(context[-self.max_length :], np.int32) for _, context, _ in requests]
-        outputs = [np.asarray(output, np.int32) for _, _, output in requests]
-        scores = self._decoder.score(prompts, outputs, top_log_probs=1)
-        assert scores.top is not None
-        return [
-            (float(np.sum(row, dtype=np.float64)), bool(np.all(best.tokens[:, 0] == output)))
-            for row, best, output in zip(scores.log_probs, scores.top, outputs, strict=True)
-        ]
+        order = Collator(requests, sort_fn=lambda request: -len(request[1]) - len(request[2]))
+        found = []
+        for chunk in order.get_batched(n=self._decoder.batch_size):
+            outputs = [output for _, _, output in chunk]
+            contexts = [self._end(context, len(output)) for _, context, output in chunk]
+            scores = self._decoder.score(contexts, outputs, top_log_probs=1)
+            for total, best, output in zip(scores.totals, scores.top or (), outputs, strict=True):
+                found.append((float(total), best.tokens[:, 0].tolist() == output))
+        return order.get_original(found)
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -103,9 +122,9 @@ class SpecjaxLM(TemplateLM):
         totals = []
         for request in requests:
             windows = get_rolling_token_windows(
-                self.tok_encode(request.args[0]),
+                self.tok_encode(request.args[0], add_special_tokens=False),
                 prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
+                max_seq_len=self.max_length - 1,
                 context_len=1,
             )
             pairs = [(None, *make_disjoint_window(window)) for window in windows]
@@ -113,37 +132,29 @@ class SpecjaxLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        texts: list[str] = [""] * len(requests)
-        groups: dict[str, list[int]] = {}
-        for place, request in enumerate(requests):
-            groups.setdefault(repr(request.args[1]), []).append(place)
-        for places in groups.values():
-            options = dict(requests[places[0]].args[1])
-            stop, limit = options.get("until", ()), options.get("max_gen_toks", self.max_gen_toks)
-            drawn = {name: options.pop(name) for name in _SAMPLING if name in options}
-            if not options.get("do_sample", bool(drawn.get("temperature"))):
-                drawn = {"temperature": 0.0}
-            if unknown := set(options).difference(_IGNORED):
-                raise UserError(f"gen_kwargs: {unknown.pop()} is unknown to specjax: leave it out")
+        order = Collator(
+            [request.args for request in requests],
+            sort_fn=lambda args: -len(args[0]),
+            group_by="gen_kwargs",
+        )
+        texts: list[str] = []
+        for chunk in order.get_batched(n=len(requests)):
+            options = dict(normalize_gen_kwargs(chunk[0][1], self.max_gen_toks))
+            stop, limit, _ = (options.pop(x) for x in ("until", "max_gen_toks", "do_sample"))
             decoder = Decoder(
                 self._decoder.models,
                 self._decoder.setting,
-                stop=tuple(x for x in ([stop] if isinstance(stop, str) else stop) if x),
+                stop=[string for string in stop if string],
                 max_new_tokens=limit,
                 batch_size=self._decoder.batch_size,
-                buckets=self._decoder.buckets,
             )
-            prompts = [
-                decoder.encode(requests[place].args[0], truncate="beginning") for place in places
-            ]
-            result = decoder(
-                prompts, sampling=Sampling(**drawn), seed=self._seed, ids=places,
-                progress=not disable_tqdm,
-            )  # fmt: skip
-            for place, text in zip(places, result.texts, strict=True):
-                texts[place] = text
-        return texts
+            contexts = [self._end(self.tok_encode(text), limit) for text, _ in chunk]
+            sampling = Sampling(**{"temperature": 0.0, **options})
+            progress = not disable_tqdm
+            texts += decoder(contexts, sampling=sampling, seed=self._seed, progress=progress).texts
+        return order.get_original(texts)
 
 
 if __name__ == "__main__":
+    enable_compilation_cache()
     cli_evaluate()
