@@ -7,7 +7,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.checks import options_of, whole_number
+import numpy as np
+
+from specjax.checks import check_number, options_of, whole_number
 from specjax.compilation import enable_compilation_cache
 from specjax.errors import MissingLibraryError
 from specjax.text import Decoder, Setting, load_pair
@@ -34,8 +36,8 @@ class SpecjaxLM(TemplateLM):
     Args:
       verifier, drafter, weights: those of `load_pair`; by default the built-in pair.
       rule, drafting, max_draft: those of `Setting`.
-      max_length: the most tokens of a context with its output; a longer context loses its
-        beginning. By default what the verifier reads.
+      max_length: the most tokens that are read of a context and its output; a longer context loses
+        its beginning. By default those that the verifier was made for.
       max_gen_toks: the most tokens of an output, where a task does not say.
       batch_size: the number of rows that are decoded or scored together.
       seed: that of outputs above temperature 0.
@@ -63,7 +65,10 @@ class SpecjaxLM(TemplateLM):
         models = load_pair(verifier=verifier, drafter=drafter, weights=weights)
         self._decoder = Decoder(models, setting, batch_size=rows)
         longest = self._decoder.buckets[-1]
-        self.max_length = whole_number("max_length", max_length or longest, low=2, high=longest)
+        length = longest if max_length is None else max_length
+        self.max_length = int(
+            check_number("max_length", length, low=1, high=longest, dtype=np.int32)
+        )
         if not self._decoder.main.continues_prompts:
             self.backend = "seq2seq"
 
@@ -98,9 +103,9 @@ class SpecjaxLM(TemplateLM):
             continue_final_message=not add_generation_prompt,
         )
 
-    def _end(self, context: list[int], output: int) -> list[int]:
-        """What of a context is read before an output of so many tokens."""
-        room = self.max_length - (output if self.backend == "causal" else 0)
+    def _end(self, context: list[int], more: int) -> list[int]:
+        """What of a context is read if so many tokens of its output are."""
+        room = self.max_length - (more if self.backend == "causal" else 0)
         return context[-max(1, room) :]
 
     def _loglikelihood_tokens(
@@ -110,7 +115,7 @@ class SpecjaxLM(TemplateLM):
         found = []
         for chunk in order.get_batched(n=self._decoder.batch_size):
             outputs = [output for _, _, output in chunk]
-            contexts = [self._end(context, len(output)) for _, context, output in chunk]
+            contexts = [self._end(context, len(output) - 1) for _, context, output in chunk]
             scores = self._decoder.score(contexts, outputs, top_log_probs=1)
             for total, best, output in zip(scores.totals, scores.top or (), outputs, strict=True):
                 found.append((float(total), best.tokens[:, 0].tolist() == output))
@@ -122,9 +127,9 @@ class SpecjaxLM(TemplateLM):
         totals = []
         for request in requests:
             windows = get_rolling_token_windows(
-                self.tok_encode(request.args[0], add_special_tokens=False),
+                self.tok_encode(request.args[0]),
                 prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length - 1,
+                max_seq_len=self.max_length,
                 context_len=1,
             )
             pairs = [(None, *make_disjoint_window(window)) for window in windows]

@@ -105,7 +105,7 @@ class _Server:
         return await self._answer(request, chat=False)
 
     async def _answer(self, request: Request, *, chat: bool) -> Response:
-        status = 500
+        status: int | None = 500
         try:
             self._check_key(request)
             body = await self._in_time(self._body(request), self._limits.seconds)
@@ -119,8 +119,8 @@ class _Server:
                 if asked.stream:
                     # The first event may be a refusal, which has a status of its own.
                     first = await anext(events)
-                    status = 200
-                    chunks = self._chunks(asked, answer, first, events)
+                    status = None  # counted at the end of the stream
+                    chunks = self._chunks(request.url.path, asked, answer, first, events)
                     return StreamingResponse(chunks, media_type="text/event-stream")
                 rows: list[Any] = [None] * len(asked.requests)
                 async for place, added in events:
@@ -140,7 +140,8 @@ class _Server:
             status = refused.status
             raise refused from None
         finally:
-            self._counters.requests.labels(request.url.path, status).inc()
+            if status is not None:
+                self._counters.requests.labels(request.url.path, status).inc()
 
     async def _score(self, function: Callable[[], Any]) -> Any:
         """Runs what reads texts with the verifier, one at a time."""
@@ -235,6 +236,7 @@ class _Server:
 
     async def _chunks(
         self,
+        route: str,
         asked: Asked,
         answer: Answer,
         first: tuple[int, Added],
@@ -242,7 +244,7 @@ class _Server:
     ) -> AsyncIterator[str]:
         """The lines of a stream of server-sent events."""
         rows: list[Row | None] = [None] * len(asked.requests)
-        tokens = [0] * len(rows)
+        tokens, status = [0] * len(rows), _GONE
         try:
             for place in range(len(rows) if asked.chat else 0):
                 yield _line(answer.first(place))
@@ -257,12 +259,16 @@ class _Server:
             self._counters.count(finished, answer.cached(finished))
             if asked.usage_at_end:
                 yield _line(answer.end(finished))
+            status = 200
             yield "data: [DONE]\n\n"
         except ClientDisconnect:
             return
         except Exception as error:
-            yield _line(refusal(error).body)
+            refused = refusal(error)
+            status = refused.status
+            yield _line(refused.body)
         finally:
+            self._counters.requests.labels(route, status).inc()
             await events.aclose()  # type: ignore[attr-defined]
 
 

@@ -141,6 +141,12 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
     echo = _flag(fields, "echo")
     if echo and stream:
         raise RefusedError("echo cannot be streamed: leave out echo or stream", param="echo")
+    if echo and top is not None and not decoder.main.continues_prompts:
+        raise RefusedError(
+            "logprobs must be left out with echo, because the model is an encoder-decoder, which "
+            "gives prompts no probabilities",
+            param="logprobs",
+        )
     most = decoder.max_new_tokens
     name_of_limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     scored = echo and fields.get("max_tokens") == 0

@@ -1,85 +1,122 @@
-"""lm-eval scores and writes the same with the adapter and through the endpoint."""
+"""lm-eval scores and writes the same by the adapter and through the endpoint."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed")
-api_models = pytest.importorskip("lm_eval.models.openai_completions")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'lm_eval[api]'")
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.models.openai_completions import LocalCompletionsAPI
 
+from specjax.errors import UserError
 from specjax.integrations import lm_eval as adapter
-from specjax.text import Decoder
-from tests import tiny_pair
-from tests.serving.conftest import serving
+from specjax.text.directories import built_in_pair
+from tests.serving.conftest import KEY
 
-PAIRS = [("The sea is", " blue"), ("", "Two dogs"), ("One and one is ", "two")]
-
-
-@pytest.fixture(scope="module")
-def models():
-    return tiny_pair.llamas()
-
-
-@pytest.fixture(scope="module")
-def ours(models):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapter, "load_pair", lambda **_: models)
-        return adapter.SpecjaxLM(max_gen_toks=12, max_length=64, batch_size=4)
+LENGTH = 62
+LONG = "Ann has 3 apples and buys 4 more. How many apples has she now? " * 4
+PAIRS = [
+    ("Ann has 3 apples and buys 4.", " She has 7"),
+    ("", "Two dogs"),
+    ("One and one is ", "two"),
+    (LONG, " 7"),
+]
 
 
 @pytest.fixture(scope="module")
-def theirs(models, ours):
-    decoder = Decoder(models, max_new_tokens=12, batch_size=4, buckets=(64,))
-    with serving(decoder) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", "a key")
-        remote = api_models.OpenAICompletionsAPI(
-            model="tiny",
-            base_url=f"http://127.0.0.1:{client.port}/v1/completions",
-            tokenizer_backend=None,
-            tokenized_requests=True,
-            max_length=64,
-            num_concurrent=1,
-        )
-        yield remote
+def own():
+    parts = {name: f"built-in:gsm8k/{name}" for name in ("verifier", "drafter")}
+    words = ",".join(f"{name}={value}" for name, value in parts.items())
+    assert get_model("specjax") is adapter.SpecjaxLM
+    return adapter.SpecjaxLM.create_from_arg_string(
+        f"{words},max_draft=3,max_length={LENGTH},max_gen_toks=12", {"batch_size": "3"}
+    )
+
+
+@pytest.fixture(params=[1, 3])
+def remote(request, client, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    return LocalCompletionsAPI(
+        model="tiny",
+        base_url=f"http://127.0.0.1:{client.port}/v1/completions",
+        tokenizer=str(built_in_pair("gsm8k") / "verifier"),
+        tokenizer_backend="huggingface",
+        add_bos_token=True,
+        # It counts the token that the endpoint draws, and in windows one more.
+        max_length=LENGTH + 2,
+        max_gen_toks=12,
+        num_concurrent=request.param,
+        batch_size=2,
+    )
 
 
 def requests(kind, *args):
     return [Instance(kind, {}, each, i) for i, each in enumerate(args)]
 
 
-def test_scores_are_the_same(ours, theirs):
-    mine = ours.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True)
-    tokens = []
-    for context, continuation in PAIRS:
-        if context:
-            tokens.append((None, *ours._encode_pair(context, continuation)))
-        else:
-            ids = ours.tok_encode(continuation, add_special_tokens=False)
-            tokens.append((None, [ours.eot_token_id], ids))
-    remote = theirs._loglikelihood_tokens(tokens, disable_tqdm=True)
-    assert [greedy for _, greedy in mine] == [greedy for _, greedy in remote]
-    np.testing.assert_allclose([x for x, _ in mine], [x for x, _ in remote], atol=1e-4)
+def test_scores_are_the_same(own, remote):
+    asked = requests("loglikelihood", *PAIRS)
+    mine, theirs = (model.loglikelihood(asked, disable_tqdm=True) for model in (own, remote))
+    assert [greedy for _, greedy in mine] == [greedy for _, greedy in theirs]
+    np.testing.assert_allclose([x for x, _ in mine], [x for x, _ in theirs], rtol=1e-4)
+    best = own.generate_until(requests("generate_until", (PAIRS[0][0], {"until": []})))[0]
+    (greedy,) = own.loglikelihood(requests("loglikelihood", (PAIRS[0][0], best)))
+    assert greedy[1] and not mine[0][1]
 
 
-def test_a_long_text_is_scored_in_windows(ours):
-    text = "The sea is blue and the ships go by. " * 6
-    ids = ours.tok_encode(text)
-    assert len(ids) > 64
-    (total,) = ours.loglikelihood_rolling(requests("loglikelihood_rolling", (text,)))
-    first = ours._decoder.score([[ours.eot_token_id]], [ids[:64]]).totals[0]
-    assert total < first < 0
+def test_windows_of_a_long_text_are_the_same(own, remote):
+    asked = requests("loglikelihood_rolling", ("Two dogs play.",), (LONG,))
+    mine, theirs = (model.loglikelihood_rolling(asked, disable_tqdm=True) for model in (own, remote))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+    assert len(own.tok_encode(LONG)) > LENGTH and mine[1] < mine[0] < 0
 
 
-def test_outputs_end_at_the_strings_of_the_task(ours):
-    prompts = ["The sea is", "Two dogs"]
-    whole = ours.generate_until(
-        requests("generate_until", *((x, {"until": []}) for x in prompts)), disable_tqdm=True
-    )
-    stop = whole[0][3:5]
-    cut = ours.generate_until(
-        requests("generate_until", *((x, {"until": [stop], "max_gen_toks": 8}) for x in prompts)),
-        disable_tqdm=True,
-    )
-    assert cut[0] == whole[0][: whole[0].index(stop)]
-    assert whole[1].startswith(cut[1]) and cut[1] != whole[1]
+def test_outputs_are_the_same(own, remote):
+    whole = own.generate_until(
+        requests("generate_until", (LONG, {"until": []})), disable_tqdm=True
+    )[0]
+    stop = whole[3:5]
+    options = ({"until": [stop]}, {"until": stop, "max_gen_toks": 4}, {"until": ["never"]})
+    asked = requests("generate_until", *((LONG, each) for each in options))
+    mine, theirs = (model.generate_until(asked, disable_tqdm=True) for model in (own, remote))
+    assert mine == theirs
+    assert mine[0] == whole[: whole.index(stop)] and mine[2] == whole
+    assert len(own.tok_encode(mine[1])) < len(own.tok_encode(whole))
+
+
+def test_a_chat_has_one_first_token(own, monkeypatch):
+    words = own._decoder.tokenizer
+    monkeypatch.setattr(words, "chat_template", "{{ bos_token }}{{ messages[0].content }}")
+    text = own.apply_chat_template([{"role": "user", "content": "Two dogs"}])
+    assert own.tok_encode(text) == own.tok_encode("Two dogs")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafer": "x"}, "did you mean drafter='x'"),
+        ({"batch_size": "auto"}, "batch_size must be"),
+        ({"max_length": 10**6}, "max_length must"),
+        ({"rule": "Magic()"}, "Magic"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(UserError, match=message):
+        adapter.SpecjaxLM(**options)
+
+
+def test_an_unknown_option_of_a_task_is_named(own):
+    asked = requests("generate_until", ("Two dogs", {"until": [], "num_beams": 3}))
+    with pytest.raises(UserError, match="num_beams"):
+        own.generate_until(asked, disable_tqdm=True)
+
+
+def test_the_command_knows_the_model():
+    command = [sys.executable, "-m", "specjax.integrations.lm_eval", "run", "--model", "specjax"]
+    command += ["--model_args", "max_draft=none,drafer=x", "--tasks", "arc_easy"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert "did you mean drafter='x'" in ran.stderr
