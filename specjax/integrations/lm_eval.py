@@ -1,4 +1,6 @@
-"""A pair as a model of EleutherAI's lm-eval. The command is lm-eval's, with one model more:
+"""A pair as a model of EleutherAI's lm-eval, whose command then has one model more.
+
+Such as
 
     python -m specjax.integrations.lm_eval run --tasks gsm8k --batch_size 8 \
       --model specjax --model_args verifier=path/to/large,drafter=path/to/small

@@ -70,7 +70,9 @@ def test_scores_are_the_same(own, remote):
 
 def test_windows_of_a_long_text_are_the_same(own, remote):
     asked = requests("loglikelihood_rolling", ("Two dogs play.",), (LONG,))
-    mine, theirs = (model.loglikelihood_rolling(asked, disable_tqdm=True) for model in (own, remote))
+    mine, theirs = (
+        model.loglikelihood_rolling(asked, disable_tqdm=True) for model in (own, remote)
+    )
     np.testing.assert_allclose(mine, theirs, rtol=1e-4)
     assert len(own.tok_encode(LONG)) > LENGTH and mine[1] < mine[0] < 0
 

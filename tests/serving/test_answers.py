@@ -260,14 +260,9 @@ def test_openai_python_reads_all_of_it(client):
 
 
 def test_what_is_counted(client, decoder):
-    def read():
-        lines = client.send("GET", "/metrics")[1].splitlines()
-        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        return {name: float(value) for name, value in pairs}
-
-    before = read()
+    before = client.counters()
     answer = client.answer("completions", prompt=PROMPT, temperature=0, max_tokens=24)
-    after = read()
+    after = client.counters()
     gained = {name: after[name] - before.get(name, 0.0) for name in after}
     counts = answer["metrics"]["speculative_decoding"]
     stem = "specjax:spec_decode_num"
