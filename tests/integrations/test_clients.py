@@ -133,6 +133,7 @@ def aiperf(port, route, directory):
     (directory / "prompts.jsonl").write_text(
         "".join(json.dumps({"text": prompt}) + "\n" for prompt in PROMPTS)
     )
+    more = {"max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
     run(
         "aiperf",
         "profile",
@@ -147,9 +148,7 @@ def aiperf(port, route, directory):
         "--custom-dataset-type=single_turn",
         "--dataset-sampling-strategy=sequential",
         f"--request-count={len(PROMPTS)}",
-        f"--extra-inputs=max_tokens:{LENGTH}",
-        "--extra-inputs=temperature:0",
-        "--extra-inputs=ignore_eos:true",
+        f"--extra-inputs={json.dumps(more)}",
         "--export-outputs-json",
         "--no-gpu-telemetry",
         "--ui=none",
