@@ -58,6 +58,7 @@ class SpecjaxLM(TemplateLM):
         max_gen_toks: int = 256,
         batch_size: int | str = 8,
         seed: int = 0,
+        device: str | None = None,  # lm-eval names one for torch, whether asked or not
     ) -> None:
         super().__init__()
         setting = Setting(rule=rule, drafting=drafting, max_draft=max_draft)

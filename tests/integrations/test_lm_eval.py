@@ -1,5 +1,7 @@
 """lm-eval scores and writes the same by the adapter and through the endpoint."""
 
+import json
+import os
 import subprocess
 import sys
 
@@ -117,8 +119,31 @@ def test_an_unknown_option_of_a_task_is_named(own):
         own.generate_until(asked, disable_tqdm=True)
 
 
-def test_the_command_knows_the_model():
-    command = [sys.executable, "-m", "specjax.integrations.lm_eval", "run", "--model", "specjax"]
-    command += ["--model_args", "max_draft=none,drafer=x", "--tasks", "arc_easy"]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert "did you mean drafter='x'" in ran.stderr
+def test_the_command_runs_a_task(own, tmp_path):
+    questions = ["What is 2 plus 2?", "How many legs have two dogs?"]
+    lines = (json.dumps({"question": question}) + "\n" for question in questions)
+    (tmp_path / "questions.jsonl").write_text("".join(lines))
+    task = {
+        "task": "sums",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "questions.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12},
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "four",
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (tmp_path / "sums.yaml").write_text(json.dumps(task))
+    pair = "verifier=built-in:gsm8k/verifier,drafter=built-in:gsm8k/drafter,max_draft=3"
+    words = ["--model=specjax", f"--model_args={pair}", "--tasks=sums", "--batch_size=3"]
+    words += [f"--include_path={tmp_path}", f"--output_path={tmp_path}/out", "--log_samples"]
+    command = [sys.executable, "-m", "specjax.integrations.lm_eval", "run", *words]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    (samples,) = tmp_path.glob("out/**/samples_sums_*.jsonl")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    asked = requests("generate_until", *((x, {"until": ["\n"]}) for x in questions))
+    outputs = own.generate_until(asked, disable_tqdm=True)
+    assert [row["resps"] for row in rows] == [[[output]] for output in outputs]
