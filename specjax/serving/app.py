@@ -76,7 +76,8 @@ class _Server:
         for token, length in enumerate((lengths[0], *lengths)):
             progress(length)
             for _ in range(2 if token else 1):
-                body = {"prompt": [token] * length, "max_tokens": 1}
+                # Two equal tokens at its beginning might be those that begin texts.
+                body = {"prompt": [token, *[token + 1] * (length - 1)], "max_tokens": 1}
                 asked = read_body(body, self._decoder, self._name, chat=False)
                 async for _ in self._events(asked, None):
                     pass
@@ -290,7 +291,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = RefusedError(f"{request.method} {request.url.path}: {error.detail}").body
+    routes = ", ".join(x.path for x in request.app.routes if "{" not in x.path)
+    told = f"{request.method} {request.url.path}: {error.detail}; the routes are {routes}"
+    body = RefusedError(told).body
     return _json(body, error.status_code, error.headers)
 
 

@@ -23,8 +23,9 @@ from tests.serving.conftest import KEY, serving
 TEXT = {"prompt": "The sea is"}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 WRONG = {
-    "an unknown field": ({**TEXT, "temprature": 1}, "temprature is unknown", "temprature"),
-    "a field of chats": ({**TEXT, "messages": []}, "messages is unknown", "messages"),
+    "an unknown field": ({**TEXT, "temprature": 1}, "did you mean temperature?", "temprature"),
+    "a strange field": ({**TEXT, "beams": 1}, "beams is unknown here: leave it out", "beams"),
+    "a field of chats": ({**TEXT, "messages": []}, "a field of /v1/chat/completions", "messages"),
     "no prompt": ({}, "prompt must be", "prompt"),
     "an empty prompt": ({"prompt": ""}, "prompt is empty", "prompt"),
     "a wrong token": ({"prompt": [3, 999]}, "prompt has token 999", "prompt"),
@@ -77,6 +78,7 @@ def test_a_wrong_field_is_named(client, name, streams):
 def test_wrong_fields_of_chats_are_named(client):
     for body, message in (
         ({"messages": []}, "messages must be a list"),
+        ({**CHAT, "echo": True}, "a field of /v1/completions"),
         ({"messages": ["text"]}, "messages"),
         ({**CHAT, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({**CHAT, "tool_choice": "required"}, "tool_choice must be"),
@@ -96,7 +98,8 @@ def test_bodies_that_are_no_bodies(client):
         got, content = client.ask("completions", body)
         assert got == status and content["error"]["message"]
     assert client.ask("completions", TEXT, key="wrong")[0] == 401
-    assert client.send("GET", "/v1/nothing")[0] == 404
+    status, content = client.ask("responses", {})
+    assert status == 404 and "/v1/chat/completions" in content["error"]["message"]
     assert client.send("GET", "/v1/completions")[0] == 405
     assert client.send("GET", "/health", key="")[0] == 200
 
