@@ -26,7 +26,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise MissingLibraryError(
-        f"specjax.integrations.lm_eval needs {error.name}: pip install 'lm_eval[api]'"
+        f"specjax.integrations.lm_eval needs {error.name}: pip install lm_eval"
     ) from None
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'lm
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
-from lm_eval.models.openai_completions import LocalCompletionsAPI
+from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 
 from specjax.errors import UserError
 from specjax.integrations import lm_eval as adapter
@@ -90,6 +90,18 @@ def test_outputs_are_the_same(own, remote):
     assert mine == theirs
     assert mine[0] == whole[: whole.index(stop)] and mine[2] == whole
     assert len(own.tok_encode(mine[1])) < len(own.tok_encode(whole))
+
+
+def test_chats_are_answered(client, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    url = f"http://127.0.0.1:{client.port}/v1/chat/completions"
+    remote = LocalChatCompletion(model="tiny", base_url=url, max_gen_toks=12)
+    chat = [{"role": "user", "content": LONG[:60]}]
+    prompt = remote.apply_chat_template(chat)
+    asked = requests("generate_until", (prompt, {"until": ["\n"], "do_sample": False}))
+    body = {"messages": chat, "max_tokens": 12, "temperature": 0, "stop": "\n"}
+    (choice,) = client.answer("chat/completions", **body)["choices"]
+    assert remote.generate_until(asked, disable_tqdm=True) == [choice["message"]["content"]]
 
 
 def test_a_chat_has_one_first_token(own, monkeypatch):
