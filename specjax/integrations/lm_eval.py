@@ -130,7 +130,7 @@ class SpecjaxLM(TemplateLM):
         totals = []
         for request in requests:
             windows = get_rolling_token_windows(
-                self.tok_encode(request.args[0]),
+                self.tok_encode(request.args[0], add_special_tokens=False),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,
