@@ -32,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_workload(parser)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=120.0, help="of each load")
+    parser.add_argument(
+        "--prefixes",
+        type=int,
+        nargs="+",
+        default=[8],
+        help="finished rows whose caches stay: 0 8 compares, for prompts that begin alike",
+    )
 
 
 class Stream(NamedTuple):
@@ -62,42 +69,45 @@ def run(args: argparse.Namespace) -> Report:
     )
     expected = decoder(tokens).texts
     found = []
-    with served(args, rows, max(map(len, tokens))) as (process, port):
-        for streams in args.streams:
-            alone = _engine(decoder, tokens, streams, args.seconds)
-            before = _resident(process.pid)
-            over_http = _load(port, tokens, args.max_new, streams, args.seconds)
-            firsts = [1e3 * (x.times[0] - x.start) for x in over_http if x.times]
-            gaps = [1e3 * (b - a) for x in over_http for a, b in itertools.pairwise(x.times)]
-            texts = [x.text == expected[i % len(tokens)] for i, x in enumerate(over_http)]
-            rate = sum(x.tokens for x in over_http) / args.seconds
-            found.append(
-                {
-                    "streams": streams,
-                    "engine": alone,
-                    "served": rate,
-                    "ratio": rate / alone,
-                    "first_p50": np.percentile(firsts, 50),
-                    "first_p99": np.percentile(firsts, 99),
-                    "gap_p50": np.percentile(gaps, 50),
-                    "gap_p99": np.percentile(gaps, 99),
-                    "requests": len(over_http),
-                    "lost": sum(not x.times for x in over_http),
-                    "mixed": sum(not same for same in texts),
-                    "rss_before": before,
-                    "rss_after": _resident(process.pid),
-                }
-            )
+    for kept in args.prefixes:
+        with served(args, rows, max(map(len, tokens)), kept) as (process, port):
+            for streams in args.streams:
+                alone = _engine(decoder, tokens, streams, args.seconds, kept)
+                before = _resident(process.pid)
+                over_http = _load(port, tokens, args.max_new, streams, args.seconds)
+                firsts = [1e3 * (x.times[0] - x.start) for x in over_http if x.times]
+                gaps = [1e3 * (b - a) for x in over_http for a, b in itertools.pairwise(x.times)]
+                texts = [x.text == expected[i % len(tokens)] for i, x in enumerate(over_http)]
+                rate = sum(x.tokens for x in over_http) / args.seconds
+                found.append(
+                    {
+                        "prefixes": kept,
+                        "streams": streams,
+                        "engine": alone,
+                        "served": rate,
+                        "ratio": rate / alone,
+                        "first_p50": np.percentile(firsts, 50),
+                        "first_p99": np.percentile(firsts, 99),
+                        "gap_p50": np.percentile(gaps, 50),
+                        "gap_p99": np.percentile(gaps, 99),
+                        "requests": len(over_http),
+                        "lost": sum(not x.times for x in over_http),
+                        "mixed": sum(not same for same in texts),
+                        "rss_before": before,
+                        "rss_after": _resident(process.pid),
+                    }
+                )
     return Report(found, list(found[0]))
 
 
 @contextlib.contextmanager
 def served(
-    args: argparse.Namespace, rows: int, longest: int
+    args: argparse.Namespace, rows: int, longest: int, kept: int
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server of the pair in a process of its own, and its port."""
     words = [sys.executable, "-m", "specjax", "serve", "--port", "0", "--batch-size", str(rows)]
     words += ["--max-new-tokens", str(args.max_new), "--prompt-length", str(max(longest, 64))]
+    words += ["--prefixes", str(kept)]
     for name in ("verifier", "drafter"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
@@ -112,9 +122,11 @@ def served(
             process.terminate()
 
 
-def _engine(decoder: Decoder, tokens: Sequence[np.ndarray], streams: int, seconds: float) -> float:
+def _engine(
+    decoder: Decoder, tokens: Sequence[np.ndarray], streams: int, seconds: float, kept: int
+) -> float:
     """The tokens per second of an engine with so many requests in flight."""
-    engine = decoder.engine(prompt_length=decoder.buckets[-1], refill=1)
+    engine = decoder.engine(prompt_length=decoder.buckets[-1], refill=1, kept_prefixes=kept)
     prompts = itertools.cycle(tokens)
 
     def decode(seconds: float) -> int:

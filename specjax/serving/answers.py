@@ -95,8 +95,8 @@ class Answer:
     def _about(self, rows: Sequence[Row]) -> dict[str, Any]:
         drafts = Result(tuple(rows)).acceptance
         speculative = {
-            "mean_acceptance_length": finite(drafts.mean_acceptance_length),
-            "draft_acceptance_rate": finite(drafts.draft_acceptance_rate),
+            "mean_acceptance_length": drafts.mean_acceptance_length,
+            "draft_acceptance_rate": drafts.draft_acceptance_rate,
             "acceptance_histogram": list(drafts.accepted_lengths),
             "num_spec_steps": drafts.drafts,
             "num_accepted_draft_tokens": drafts.accepted_tokens,
@@ -105,7 +105,7 @@ class Answer:
         }
         return {
             "usage": self._usage(rows),
-            "metrics": {"speculative_decoding": speculative},
+            "metrics": {"speculative_decoding": speculative if drafts.drafts else None},
             "specjax": self._promise(rows),
         }
 

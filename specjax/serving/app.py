@@ -76,7 +76,8 @@ class _Server:
         for token, length in enumerate((lengths[0], *lengths)):
             progress(length)
             for _ in range(2 if token else 1):
-                body = {"prompt": [token] * length, "max_tokens": 1}
+                # Two equal tokens at its beginning might be those that begin texts.
+                body = {"prompt": [token, *[token + 1] * (length - 1)], "max_tokens": 1}
                 asked = read_body(body, self._decoder, self._name, chat=False)
                 async for _ in self._events(asked, None):
                     pass
@@ -105,7 +106,7 @@ class _Server:
         return await self._answer(request, chat=False)
 
     async def _answer(self, request: Request, *, chat: bool) -> Response:
-        status = 500
+        status: int | None = 500
         try:
             self._check_key(request)
             body = await self._in_time(self._body(request), self._limits.seconds)
@@ -119,8 +120,8 @@ class _Server:
                 if asked.stream:
                     # The first event may be a refusal, which has a status of its own.
                     first = await anext(events)
-                    status = 200
-                    chunks = self._chunks(asked, answer, first, events)
+                    status = None  # counted at the end of the stream
+                    chunks = self._chunks(request.url.path, asked, answer, first, events)
                     return StreamingResponse(chunks, media_type="text/event-stream")
                 rows: list[Any] = [None] * len(asked.requests)
                 async for place, added in events:
@@ -140,7 +141,8 @@ class _Server:
             status = refused.status
             raise refused from None
         finally:
-            self._counters.requests.labels(request.url.path, status).inc()
+            if status is not None:
+                self._counters.requests.labels(request.url.path, status).inc()
 
     async def _score(self, function: Callable[[], Any]) -> Any:
         """Runs what reads texts with the verifier, one at a time."""
@@ -235,6 +237,7 @@ class _Server:
 
     async def _chunks(
         self,
+        route: str,
         asked: Asked,
         answer: Answer,
         first: tuple[int, Added],
@@ -242,7 +245,7 @@ class _Server:
     ) -> AsyncIterator[str]:
         """The lines of a stream of server-sent events."""
         rows: list[Row | None] = [None] * len(asked.requests)
-        tokens = [0] * len(rows)
+        tokens, status = [0] * len(rows), _GONE
         try:
             for place in range(len(rows) if asked.chat else 0):
                 yield _line(answer.first(place))
@@ -257,12 +260,16 @@ class _Server:
             self._counters.count(finished, answer.cached(finished))
             if asked.usage_at_end:
                 yield _line(answer.end(finished))
+            status = 200
             yield "data: [DONE]\n\n"
         except ClientDisconnect:
             return
         except Exception as error:
-            yield _line(refusal(error).body)
+            refused = refusal(error)
+            status = refused.status
+            yield _line(refused.body)
         finally:
+            self._counters.requests.labels(route, status).inc()
             await events.aclose()  # type: ignore[attr-defined]
 
 
@@ -284,7 +291,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = RefusedError(f"{request.method} {request.url.path}: {error.detail}").body
+    routes = ", ".join(x.path for x in request.app.routes if "{" not in x.path)
+    told = f"{request.method} {request.url.path}: {error.detail}; the routes are {routes}"
+    body = RefusedError(told).body
     return _json(body, error.status_code, error.headers)
 
 

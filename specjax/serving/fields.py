@@ -4,6 +4,7 @@ Every field is honoured, refused by name, or in the list of those that change no
 """
 
 import dataclasses
+import difflib
 import functools
 import json
 import secrets
@@ -141,6 +142,12 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
     echo = _flag(fields, "echo")
     if echo and stream:
         raise RefusedError("echo cannot be streamed: leave out echo or stream", param="echo")
+    if echo and top is not None and not decoder.main.continues_prompts:
+        raise RefusedError(
+            "logprobs must be left out with echo, because the model is an encoder-decoder, which "
+            "gives prompts no probabilities",
+            param="logprobs",
+        )
     most = decoder.max_new_tokens
     name_of_limit = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     scored = echo and fields.get("max_tokens") == 0
@@ -202,10 +209,15 @@ def read_body(body: Any, decoder: Decoder, name: str, *, chat: bool) -> Asked:
 
 
 def _check_names(fields: Mapping[str, Any], chat: bool) -> None:
-    known = {*_OF_BOTH, *(_OF_CHATS if chat else _OF_TEXTS), *_WITHOUT_EFFECT, *_FIXED}
+    own, others = (_OF_CHATS, _OF_TEXTS) if chat else (_OF_TEXTS, _OF_CHATS)
+    known = {*_OF_BOTH, *own, *_WITHOUT_EFFECT, *_FIXED}
     for name, value in fields.items():
         if name not in known:
-            raise RefusedError(f"{name} is unknown here: leave it out", param=name)
+            near = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "leave it out"
+            if name in others:
+                remedy = f"it is a field of /v1/{'' if chat else 'chat/'}completions"
+            raise RefusedError(f"{name} is unknown here: {remedy}", param=name)
         if name in _FIXED and value not in _FIXED[name]:
             allowed = " or ".join(json.dumps(each) for each in _FIXED[name])
             raise RefusedError(f"{name} must be {allowed} or left out, got {value!r}", param=name)

@@ -1,5 +1,6 @@
 """`specjax serve`: what it refuses before models are read, and its end by SIGTERM."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -42,26 +43,37 @@ def test_a_port_that_is_taken_is_named(capsys, monkeypatch):
     assert f"--port {port} cannot be listened at" in capsys.readouterr().err
 
 
-def test_a_stream_is_finished_after_sigterm():
+def test_all_streams_are_finished_after_sigterm():
     words = ["--port=0", "--batch-size=2", "--max-new-tokens=64", "--prompt-length=64"]
     command = [sys.executable, "-m", "specjax", "serve", *words]
     environment = {**os.environ, "SPECJAX_API_KEY": "secret"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    body = {"prompt": [9] * 8, "max_tokens": 64, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    headers = {"Authorization": "Bearer secret"}
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
+        contextlib.ExitStack() as stack,
+    ):
         ready = process.stdout.readline()
         port = int(re.search(r"Ready: built-in at http://127\.0\.0\.1:(\d+)/v1", ready)[1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        body = {"prompt": "A man rides a bicycle.", "max_tokens": 64, "ignore_eos": True}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        headers = {"Authorization": "Bearer secret"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        with connection.getresponse() as response:
-            first = response.readline()
-            process.send_signal(signal.SIGTERM)
-            rest = response.read().decode()
-        connection.close()
+
+        def send(method, path, content=None):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            stack.enter_context(contextlib.closing(connection))
+            connection.request(method, path, content, headers)
+            return connection
+
+        streams = [send("POST", "/v1/completions", json.dumps(body)) for _ in range(6)]
+        # All are there, and most of them wait: for a slot, or for their programs.
+        metrics = ""
+        while "specjax:prompt_tokens_total 48.0" not in metrics:
+            metrics = send("GET", "/metrics").getresponse().read().decode()
+        process.send_signal(signal.SIGTERM)
+        ends = [stream.getresponse().read().decode() for stream in streams]
         shown = process.stdout.read()
         assert process.wait(60) == 0
-    assert first.startswith(b"data: {") and rest.rstrip().endswith("data: [DONE]")
-    usage = rest.rstrip().splitlines()[-3]  # before an empty line and the end
-    assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] == 64
+    for end in ends:
+        *_, last, _, done = end.rstrip().splitlines()
+        assert done == "data: [DONE]"
+        assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] == 64
     assert "curl" in shown and "secret" not in shown

@@ -1,5 +1,6 @@
 """A server on a free port, over a tiny pair that chats."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -52,6 +53,17 @@ class Client:
         status, content = self.ask(path, body)
         assert status == 200, content
         return content
+
+    def together(self, path, bodies):
+        """The answers to several bodies that are sent at once, in their order."""
+        with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+            return [*pool.map(lambda body: self.ask(path, body), bodies)]
+
+    def counters(self):
+        """The numbers of `/metrics` by their names with labels."""
+        lines = self.send("GET", "/metrics")[1].splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
 
     def stream(self, path, **body):
         status, content = self.send("POST", f"/v1/{path}", {**body, "stream": True})

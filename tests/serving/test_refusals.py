@@ -1,22 +1,31 @@
 """What the endpoint refuses, each in OpenAI's form, and what ends no other request."""
 
 import contextlib
+import dataclasses
+import http.client
 import json
 import socket
-import threading
 import time
 
+import numpy as np
 import pytest
 
+from specjax import load_pair
+from specjax.processors import MinP
 from specjax.serving import engines
+from specjax.serving.errors import RefusedError
+from specjax.serving.fields import read_body
+from specjax.text import Decoder
 from specjax.types import Sampling
-from tests.serving.conftest import serving
+from tests import tiny_pair
+from tests.serving.conftest import KEY, serving
 
 TEXT = {"prompt": "The sea is"}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
 WRONG = {
-    "an unknown field": ({**TEXT, "temprature": 1}, "temprature is unknown", "temprature"),
-    "a field of chats": ({**TEXT, "messages": []}, "messages is unknown", "messages"),
+    "an unknown field": ({**TEXT, "temprature": 1}, "did you mean temperature?", "temprature"),
+    "a strange field": ({**TEXT, "beams": 1}, "beams is unknown here: leave it out", "beams"),
+    "a field of chats": ({**TEXT, "messages": []}, "a field of /v1/chat/completions", "messages"),
     "no prompt": ({}, "prompt must be", "prompt"),
     "an empty prompt": ({"prompt": ""}, "prompt is empty", "prompt"),
     "a wrong token": ({"prompt": [3, 999]}, "prompt has token 999", "prompt"),
@@ -69,6 +78,7 @@ def test_a_wrong_field_is_named(client, name, streams):
 def test_wrong_fields_of_chats_are_named(client):
     for body, message in (
         ({"messages": []}, "messages must be a list"),
+        ({**CHAT, "echo": True}, "a field of /v1/completions"),
         ({"messages": ["text"]}, "messages"),
         ({**CHAT, "top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({**CHAT, "tool_choice": "required"}, "tool_choice must be"),
@@ -88,7 +98,8 @@ def test_bodies_that_are_no_bodies(client):
         got, content = client.ask("completions", body)
         assert got == status and content["error"]["message"]
     assert client.ask("completions", TEXT, key="wrong")[0] == 401
-    assert client.send("GET", "/v1/nothing")[0] == 404
+    status, content = client.ask("responses", {})
+    assert status == 404 and "/v1/chat/completions" in content["error"]["message"]
     assert client.send("GET", "/v1/completions")[0] == 405
     assert client.send("GET", "/health", key="")[0] == 200
 
@@ -106,11 +117,17 @@ def test_a_refused_request_leaves_its_kind_as_it_was(client):
     assert status == 400 and "unknown" in content
 
 
+def test_an_encoder_decoder_scores_no_prompts():
+    decoder = Decoder(load_pair(**tiny_pair.shared_pair()))
+    body = {"prompt": "ba de", "echo": True, "max_tokens": 1}
+    assert read_body(body, decoder, "tiny", chat=False).echo
+    with pytest.raises(RefusedError, match="logprobs must be left out with echo"):
+        read_body({**body, "logprobs": 1}, decoder, "tiny", chat=False)
+
+
 def unfinished(client):
-    metrics = client.send("GET", "/metrics")[1].splitlines()
-    return sum(
-        float(line.split()[1]) for line in metrics if line.startswith("specjax:num_requests")
-    )
+    counters = client.counters().items()
+    return sum(rows for name, rows in counters if name.startswith("specjax:num_requests"))
 
 
 def test_clients_that_vanish_free_their_slots(client, decoder):
@@ -120,7 +137,7 @@ def test_clients_that_vanish_free_their_slots(client, decoder):
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a key\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
-    for i in range(40):
+    for i in range(200):
         with socket.create_connection(("127.0.0.1", client.port)) as gone:
             gone.sendall((head + body)[: None if i % 2 else -5])
             if i % 4 == 1:
@@ -135,17 +152,8 @@ def test_clients_that_vanish_free_their_slots(client, decoder):
 
 def test_a_full_queue_is_refused(decoder):
     with serving(decoder, waiting=1) as client:
-        statuses = []
-
-        def ask():
-            statuses.append(client.ask("completions", {**TEXT, "n": 5, "max_tokens": 24})[0])
-
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert 200 in statuses and set(statuses) == {200, 429}
+        bodies = [{**TEXT, "n": 5, "max_tokens": 24}] * 4
+        assert {status for status, _ in client.together("completions", bodies)} == {200, 429}
         status, content = client.ask("completions", {**TEXT, "n": 6})
         assert status == 429 and content["error"]["type"] == "rate_limit_error"
 
@@ -191,26 +199,68 @@ def test_a_step_that_fails_ends_only_the_row_that_fails_alone(decoder, monkeypat
     def fails(given, before):
         return before == 0 and len(given) == 4 if bad is None else tokens in given
 
-    alone = decoder(prompts, seed=4).texts
+    # The id of each row is 0, so its text is that of the first prompt of a call.
+    bodies = [{"prompt": prompt, "seed": 4, "max_tokens": 24} for prompt in prompts]
     with failing_steps(monkeypatch, fails) as failed, serving(decoder) as client:
-        got = {}
-
-        def ask(place):
-            # The id of the row is 0, so its text is that of the first prompt of a call.
-            got[place] = client.ask("completions", {"prompt": prompts[place], "seed": 4,
-                                                    "max_tokens": 24})  # fmt: skip
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        got = client.together("completions", bodies)
     assert failed or bad is None
-    assert alone
-    for place, prompt in enumerate(prompts):
-        status, content = got[place]
+    for prompt, (status, content) in zip(prompts, got, strict=True):
         if prompt == bad:
             assert status == 500 and "FloatingPointError" in content["error"]["message"]
         else:
             assert status == 200
             assert content["choices"][0]["text"] == decoder([prompt], seed=4).texts[0]
+
+
+def test_a_processor_that_fails_ends_its_own_requests(decoder, monkeypatch):
+    def process(self, *_):
+        raise FloatingPointError("a planted fault")
+
+    monkeypatch.setattr(MinP, "process", process)
+    # No other test has these processors, so that their program is traced here.
+    bodies = [TEXT | {"seed": 4, "max_tokens": 24}, TEXT | {"min_p": 0.3, "presence_penalty": 1}]
+    with serving(decoder) as client:
+        good, bad, again = client.together("completions", [*bodies, bodies[0]])
+    assert bad[0] == 500 and "FloatingPointError" in bad[1]["error"]["message"]
+    (expected,) = decoder(["The sea is"], seed=4).texts
+    assert [content["choices"][0]["text"] for _, content in (good, again)] == [expected] * 2
+
+
+def test_a_row_with_nan_gets_the_error_alone():
+    model = tiny_pair.tabular(1)
+    token = 50  # never drawn, and after it there is no distribution
+    params = model.params.at[:, token].set(-1e9).at[token].set(np.nan)
+    decoder = Decoder(dataclasses.replace(model, params=params), batch_size=4, buckets=(64,))
+    prompts = [[40], [40, token], [41]]
+    route = 'specjax:requests_total{route="/v1/completions",status="500"}'
+    with serving(decoder) as client:
+        bodies = [{"prompt": prompt, "seed": 4, "max_tokens": 24} for prompt in prompts]
+        good, bad, other = client.together("completions", bodies)
+        assert bad[0] == 500 and "NaN" in bad[1]["error"]["message"]
+        for prompt, (_, content) in zip(prompts[::2], (good, other), strict=True):
+            expected = decoder([prompt], seed=4, max_new_tokens=24).texts
+            assert [choice["text"] for choice in content["choices"]] == expected
+        line = client.send("POST", "/v1/completions", {**bodies[1], "stream": True})[1]
+        assert json.loads(line.removeprefix("data: ")) == bad[1]
+        assert client.counters()[route] == 2  # the stream too
+
+
+def test_clients_that_read_slowly_stop_no_other(client, decoder):
+    text = decoder(["The sea is"], sampling=Sampling(temperature=0.0)).texts[0]
+    body = {**TEXT, "temperature": 0, "max_tokens": 24, "n": 64, "stream": True}
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(3):
+            connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=120)
+            stack.enter_context(contextlib.closing(connection))
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"}
+            )
+            slow.append(connection.getresponse())
+        answer = client.answer("completions", **TEXT, temperature=0, max_tokens=24)
+        assert answer["choices"][0]["text"] == text
+        for response in slow:
+            chunks = [json.loads(line[6:]) for line in response if line.startswith(b"data: {")]
+            parts = [chunk["choices"][0] for chunk in chunks]
+            first = [part["text"] for part in parts if part["index"] == 0]
+            assert "".join(first) == text and len({part["index"] for part in parts}) == 64
