@@ -191,7 +191,7 @@ def with_top(
     scores: list[Any] = [None] * len(texts.outputs)
     for places, rows in batches(texts, rows_at_once(texts, model.model.vocab_size, 2)):
         values, best, tokens = map(
-            np.asarray, _log_probs(model.model, top, model.prepared, rows, sampling)
+            np.asarray, log_probs_of(model.model, top, model.prepared, rows, sampling)
         )
         check_read(~np.isnan(values[rows.real]), model)
         for row, i in enumerate(places):
@@ -290,7 +290,7 @@ def decode_texts(
 
 
 @functools.partial(jit, static_argnums=(0, 1))
-def _log_probs(
+def log_probs_of(
     model: LanguageModel, top: int, params: Params, rows: KnownRows, sampling: Sampling
 ) -> tuple[Array, Array, Array]:
     logs = read(model, params, rows).log_probs(sampling)
