@@ -15,7 +15,7 @@ LAB := tests/study tests/training tests/runs tests/launch tests/benchmarks tests
 RUN_TESTS := -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
 PYTEST := $(BIN)/python $(RUN_TESTS)
 
-.PHONY: demo test test-lab lab test-t5x test-all lint types checks unit docs format clean
+.PHONY: demo test test-lab lab test-t5x test-tunix test-all lint types checks unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
@@ -45,6 +45,9 @@ test-t5x: $(VENV)/.test
 	@echo 'NOT TESTED: tests/integrations with T5X, because $(T5X_SOURCES) has no t5x, airio and jestimator:' \
 	  'put their checkouts there (docs/t5x.md), or make $@ T5X_SOURCES=DIR'
 endif
+
+test-tunix: $(VENV)/.tunix
+	$(VENV)/tunix/bin/python $(RUN_TESTS) tests/integrations/test_tunix.py
 
 # With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
 test-all: checks
@@ -90,6 +93,12 @@ $(VENV)/.test: $(VENV)/.eval
 $(VENV)/.t5x: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/t5x
 	$(VENV)/t5x/bin/python -m pip install --quiet -c constraints.txt --editable '.[t5x]' pytest pytest-xdist
+	touch $@
+
+# Likewise: tunix wants an older safetensors.
+$(VENV)/.tunix: pyproject.toml constraints-tunix.txt
+	$(PYTHON) -m venv $(VENV)/tunix
+	$(VENV)/tunix/bin/python -m pip install --quiet -c constraints-tunix.txt --editable '.[tunix]' pytest pytest-xdist
 	touch $@
 
 clean:

@@ -25,14 +25,15 @@ def network_of(actor: Any, dtype: Any = None) -> Model:
     Raises:
       UserError: it is another network, or has an option that specjax's network has not.
     """
-    kind = next((kind for kind in type(actor).__mro__ if kind.__name__ in _FAMILIES), None)
-    if kind is None:
+    # Qwix puts a class of the same name before tunix's.
+    kinds = [kind for kind in type(actor).__mro__ if kind.__name__ in _FAMILIES]
+    if not kinds:
         raise UserError(
             f"`rollout_actor` must be one of tunix's {', '.join(_FAMILIES)}, got "
             f'{type(actor).__name__}: give rollout_engine="vanilla"'
         )
-    family, fields = _FAMILIES[kind.__name__]
-    config, table = actor.config, actor.embedder.input_embedding.value
+    family, fields = _FAMILIES[kinds[-1].__name__]
+    config, table = actor.config, actor.embedder.input_embedding
     same = ("embed_dim", "num_heads", "num_kv_heads", "head_dim", "num_layers")
     ours = family(
         vocab_size=table.shape[0],
@@ -40,7 +41,7 @@ def network_of(actor: Any, dtype: Any = None) -> Model:
         dtype=dtype or getattr(config, "dtype", table.dtype),
         param_dtype=dtype or table.dtype,
         **{name: getattr(config, name) for name in same},
-        **fields(config, kind.__call__, actor.layers[0].attn),
+        **fields(config, kinds[-1].__call__, actor.layers[0].attn),
     )
     return model_from_config(ours)
 
