@@ -293,6 +293,7 @@ def decode_texts(
 def log_probs_of(
     model: LanguageModel, top: int, params: Params, rows: KnownRows, sampling: Sampling
 ) -> tuple[Array, Array, Array]:
+    """The log-probabilities of the outputs' tokens, and the `top` largest with their tokens."""
     logs = read(model, params, rows).log_probs(sampling)
     values = jnp.take_along_axis(logs, jnp.asarray(rows.outputs)[..., None], axis=-1)[..., 0]
     return values, *jax.lax.top_k(logs, top)

@@ -20,7 +20,7 @@ from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen3 import model as qwen3
 from tunix.rl import common
 
-PAD, EOS, BOS, VOCAB = 0, 1, 2, 13
+PAD, EOS, BOS, VOCAB = 0, 1, 2, 16
 
 
 @contextlib.contextmanager

@@ -110,9 +110,20 @@ class Weights:
     def update(self, state: Any) -> None:
         """Takes tunix's new arrays: all, or all adapters. The old parameters are lost."""
         arrays = _by_name(state)
-        # Placed alike each time, so that one program serves all updates.
-        placed = reshard_pytree(arrays, {name: self._places[name] for name in arrays})
-        arrays = self._whole | placed
+        # From other devices; or to the same layout, so that one program serves all updates. JAX
+        # would bring another layout of the same devices over the host, so the program takes it.
+        moved = {
+            name: place
+            for name, place in self._places.items()
+            if (array := arrays.get(name)) is not None
+            and (
+                array.sharding.device_set != place.device_set
+                or array.sharding.is_equivalent_to(place, array.ndim)
+            )
+        }
+        if moved:
+            arrays |= reshard_pytree({name: arrays[name] for name in moved}, moved)
+        arrays = self._whole | arrays
         if self._adapted:
             self._whole = arrays
         self.params = self._converted(arrays, self.params)
