@@ -67,7 +67,7 @@ def filled(outputs, length=CONFIG.max_tokens_to_generate):
 def errors(ours, theirs, outputs):
     """The largest difference in the outputs without the padding, which tunix does not read."""
     rows = [i for i, output in enumerate(outputs) if len(output) and PAD not in output]
-    assert len(rows) > len(outputs) / 2
+    assert len(rows) > 1
     return max(np.abs(ours[i] - theirs[i, : len(outputs[i])]).max() for i in rows)
 
 
@@ -199,21 +199,20 @@ def counted(outputs, law):
 
 
 def distance(counts, law):
-    """Pearson's statistic over its degrees of freedom, in standard deviations from its mean."""
+    """Pearson's statistic, in standard deviations from its mean; rare outcomes count as one."""
     draws = sum(counts.values())
     assert not any(count for key, count in counts.items() if law[key] == 0.0)
     likely = [key for key in law if law[key] * draws >= 5]
-    rest = [key for key in law if law[key] * draws < 5]
-    chances = np.array([*(law[key] for key in likely), sum(law[key] for key in rest)])
-    seen = np.array([*(counts[key] for key in likely), sum(counts[key] for key in rest)])
-    some = chances * draws >= 1
-    statistic = ((seen - chances * draws) ** 2 / (chances * draws))[some].sum()
-    freedom = some.sum() - 1
-    return (statistic - freedom) / np.sqrt(2 * freedom)
+    expected = np.array([law[key] * draws for key in likely])
+    seen = np.array([counts[key] for key in likely])
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    if (rest := draws - expected.sum()) >= 1:
+        statistic += (draws - seen.sum() - rest) ** 2 / rest
+    return (statistic - len(likely)) / np.sqrt(2 * len(likely))
 
 
 def test_both_engines_follow_the_law_of_the_policy():
-    """20,000 draws of each engine; a wrong temperature is seen."""
+    """12,000 draws of each; a wrong temperature is seen."""
     config = with_config(
         max_tokens_to_generate=2, temperature=1.5, top_k=8, top_p=0.9, return_logprobs=False
     )
@@ -224,10 +223,10 @@ def test_both_engines_follow_the_law_of_the_policy():
     with as_tunix_runs():
         vanilla = VanillaRollout(actor, Numbers(), CacheConfig(16, 2, 2, 8))
     drawn = {"ours": [], "vanilla": [], "another": []}
-    for seed in range(5):
+    for seed in range(3):
         seeded = dataclasses.replace(config, seed=jax.random.key(seed))
         drawn["ours"] += ours.generate([prompt] * 4000, seeded).tokens
-        other = dataclasses.replace(seeded, temperature=1.3)
+        other = dataclasses.replace(seeded, temperature=1.2)
         drawn["another"] += ours.generate([prompt] * 4000, other).tokens
         with as_tunix_runs():
             drawn["vanilla"] += vanilla.generate([prompt] * 4000, seeded).tokens
@@ -434,9 +433,7 @@ def test_a_call_refuses_what_it_cannot_obey(changes, message):
         ours.generate(PROMPTS, with_config(**changes))
 
 
-@pytest.mark.parametrize(
-    "setting", [{"rule": "OPT(0.2)"}, {"rule": "KLBall(0.1)"}, {"processors": ("MinP(0.1)",)}]
-)
+@pytest.mark.parametrize("setting", [{"rule": "Lossy(0.3)"}, {"processors": ("MinP(0.1)",)}])
 def test_what_changes_the_law_must_be_asked_for(setting):
     actor = make_actor("llama3")
     with pytest.raises(UserError, match="biases the gradient .* approximate=True"):

@@ -100,8 +100,7 @@ class SpecjaxRollout(BaseRollout):
     ) -> None:
         if drafter is None and not {"drafting", "method"} & set(setting):
             setting["drafting"] = "Lookup()"
-        self._given, self._config = Setting(**setting), rollout_config
-        self._approximate = approximate
+        self._options, self._approximate, self._config = setting, approximate, rollout_config
         self._setting(rollout_config)
         self._batch_size, self._with_end, self._calls = batch_size, with_end, 0
         is_adapter = isinstance(tokenizer, TokenizerAdapter)
@@ -133,7 +132,10 @@ class SpecjaxRollout(BaseRollout):
         places: dict[str, list[int]] = {}
         for place, prompt in enumerate(prompts):
             places.setdefault(prompt, []).append(place)
-        tokens = {prompt: self._encode(prompt) for prompt in places}
+        tokens, bos = {}, self._tokenizer.bos_id()
+        for prompt in places:  # as tunix's own sampler does it
+            ids = [*([bos] if bos else []), *self._tokenizer.encode(prompt)]
+            tokens[prompt] = np.asarray(self._tokenizer.dedup_bos_ids(ids), np.int32)
         longest, length = max(map(len, tokens.values())), config.max_prompt_length
         length = length if longest <= length else next_power_of_2(longest)
         padded = np.full((len(prompts), length), self.pad_id(), np.int32)
@@ -247,8 +249,8 @@ class SpecjaxRollout(BaseRollout):
                 "kv_cache_size must be at least max_prompt_length + max_tokens_to_generate = "
                 f"{needed}, got {config.kv_cache_size}"
             )
-        setting = dataclasses.replace(
-            self._given,
+        setting = Setting(
+            **self._options,
             temperature=config.temperature,
             top_k=config.top_k if config.top_k and config.top_k > 0 else None,
             top_p=config.top_p if config.top_p != 1.0 else None,
@@ -259,12 +261,6 @@ class SpecjaxRollout(BaseRollout):
                 "(docs/rollouts.md): choose parts that keep it, or give approximate=True"
             )
         return setting
-
-    def _encode(self, prompt: str) -> Int32[np.ndarray, " L"]:
-        # As tunix's own sampler does it.
-        bos = self._tokenizer.bos_id()
-        ids = [*([bos] if bos else []), *self._tokenizer.encode(prompt)]
-        return np.asarray(self._tokenizer.dedup_bos_ids(ids), np.int32)
 
     def _scores(
         self,

@@ -87,7 +87,8 @@ class Weights:
                 "`rollout_actor` must have its weights on the devices: set offload_to_cpu=False"
             )
         where: Any = SingleDeviceSharding(mesh.devices.flat[0])
-        self.mesh, self._places = None, dict.fromkeys(arrays, where)
+        self.mesh: Mesh | None = None
+        self._places = dict.fromkeys(arrays, where)
         if mesh.size > 1:
             ways = mesh.shape.get("tp", 1)
             self.mesh = make_mesh(mesh.size // ways, ways, devices=[*mesh.devices.flat])
