@@ -438,10 +438,15 @@ def test_what_changes_the_law_must_be_asked_for(setting):
     actor = make_actor("llama3")
     with pytest.raises(UserError, match="biases the gradient .* approximate=True"):
         engine(actor, **setting)
-    output = engine(actor, approximate=True, **setting).generate(PROMPTS, CONFIG)
-    prompts = output.left_padded_prompt_tokens
-    theirs = scores(actor, prompts, filled(output.tokens))
+    prompts = PROMPTS * 250
+    output = engine(actor, approximate=True, **setting).generate(prompts, CONFIG)
+    theirs = scores(actor, output.left_padded_prompt_tokens, filled(output.tokens))
     assert errors(output.logprobs, theirs, output.tokens) < 1e-5, "still the policy's own"
+    pairs = zip(output.logprobs, output.drawn_logprobs, strict=True)
+    weights = np.exp([np.sum(own - drawn) for own, drawn in pairs])
+    assert weights.std() > 0.05
+    if "rule" in setting:  # which draws all that the policy may write
+        assert abs(weights.mean() - 1.0) < 4 * weights.std() / np.sqrt(len(weights))
 
 
 def test_other_networks_are_refused():
@@ -473,10 +478,16 @@ def rewards_of(rollout_engine, seed, steps=40):
         max_tokens_to_generate=8, max_prompt_length=8, kv_cache_size=16, temperature=1.0
     )
     rng = np.random.default_rng(seed)
+    watch, compiled = contextlib.ExitStack(), []
 
     def batches():
         for step in range(steps):
             config.seed = jax.random.key(1000 * seed + step)
+            if step == 3:
+                counts = watch.enter_context(count_compilations())
+            elif step == steps - 1:
+                compiled.append(counts.compiled + counts.read)
+                watch.close()
             yield {"prompts": [" ".join(map(str, rng.integers(3, VOCAB, 4))) for _ in range(4)]}
 
     with as_tunix_runs():
@@ -499,6 +510,7 @@ def rewards_of(rollout_engine, seed, steps=40):
             reward_fns=reward,
         )
         learner.train(batches())
+    assert compiled == [0]
     return np.array(rewards)
 
 
