@@ -25,14 +25,18 @@ PAD, EOS, BOS, VOCAB = 0, 1, 2, 16
 
 @contextlib.contextmanager
 def as_tunix_runs():
-    """tunix's code mixes dtypes and ranks, and has warnings of its own."""
-    with (
-        warnings.catch_warnings(),
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-    ):
+    """tunix's code mixes dtypes and ranks, in threads of its own too, and has warnings."""
+    settings = {"jax_numpy_dtype_promotion": "standard", "jax_numpy_rank_promotion": "allow"}
+    before = {name: getattr(jax.config, name) for name in settings}
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            for name, value in settings.items():
+                jax.config.update(name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
 
 
 class Numbers:
