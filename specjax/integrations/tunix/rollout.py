@@ -225,13 +225,11 @@ class SpecjaxRollout(BaseRollout):
 
     def _setting(self, config: RolloutConfig) -> Setting:
         """The way to decode with a configuration, which is checked."""
-        for field in dataclasses.fields(config):
-            value, usual = getattr(config, field.name), field.default
-            if usual is dataclasses.MISSING:
-                usual = field.default_factory()  # type: ignore[misc]
-            if field.name not in _OBEYED and value != usual:
+        usual = vars(RolloutConfig())
+        for name, value in vars(config).items():
+            if name not in _OBEYED and value != usual[name]:
                 raise UserError(
-                    f"{field.name} must be left out, because specjax does not read it, got "
+                    f"{name} must be left out, because specjax does not read it, got "
                     f"{short_repr(value)}"
                 )
         for name in ("data_type", "eos_tokens"):
@@ -273,7 +271,7 @@ class SpecjaxRollout(BaseRollout):
         inputs = [np.roll(row, -start) for row, start in zip(prompts, starts, strict=True)]
         ends = np.full(len(outputs), outputs.shape[1])
         every = KnownRows(np.stack(inputs), prompts.shape[1] - starts, outputs, ends)
-        most = rows_at_once(KnownTexts(prompts, outputs), main.model.vocab_size, 2)
+        most = rows_at_once(KnownTexts([*prompts], [*outputs]), main.model.vocab_size, 2)
         scores = []
         for first in range(0, len(outputs), most):
             rows = KnownRows(*(x[first : first + most].astype(np.int32) for x in every))
@@ -287,7 +285,7 @@ class _Ids(Tokenizer):
     """A policy's ids; texts are read and written by tunix's tokenizer."""
 
     # The same for all models of a rollout: their ids mean the same.
-    fingerprint = "tunix"  # type: ignore[assignment]
+    fingerprint = "tunix"
 
     def __init__(self, size: int, eos_ids: Sequence[int], pad_id: int) -> None:
         self._size, self.eos_ids, self.pad_id = size, tuple(eos_ids), pad_id
