@@ -15,7 +15,7 @@ LAB := tests/study tests/training tests/runs tests/launch tests/benchmarks tests
 RUN_TESTS := -m pytest -q -n $(WORKERS) --dist worksteal --durations=20
 PYTEST := $(BIN)/python $(RUN_TESTS)
 
-.PHONY: demo test test-lab lab test-t5x test-maxtext test-all lint types checks unit docs format clean
+.PHONY: demo test test-lab lab test-t5x test-outside test-all lint types checks unit docs format clean
 
 demo: $(VENV)/.eval
 	$(BIN)/specjax demo
@@ -28,7 +28,7 @@ test: $(VENV)/.test $(VENV)/.docs
 	wait $$checks; checks=$$?; cat build/checks.txt; \
 	exit $$((unit | checks))
 
-test-lab: lab test-t5x test-maxtext
+test-lab: lab test-t5x
 
 lab: $(VENV)/.test
 	$(PYTEST) $(LAB)
@@ -46,8 +46,11 @@ test-t5x: $(VENV)/.test
 	  'put their checkouts there (docs/t5x.md), or make $@ T5X_SOURCES=DIR'
 endif
 
-test-maxtext: $(VENV)/.maxtext
+# With the systems that specjax works inside, reads or answers, each in an environment of its own.
+test-outside: $(VENV)/.maxtext $(VENV)/.tunix $(VENV)/.clients
 	$(VENV)/maxtext/bin/python $(RUN_TESTS) tests/integrations/test_maxtext.py
+	$(VENV)/tunix/bin/python $(RUN_TESTS) tests/integrations/test_tunix.py
+	$(VENV)/clients/bin/python $(RUN_TESTS) tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_clients.py
 
 # With the tests marked exhaustive: more seeds, shapes and kills of what `make test` holds.
 test-all: checks
@@ -100,6 +103,17 @@ $(VENV)/.maxtext: pyproject.toml constraints.txt constraints-maxtext.txt
 	$(PYTHON) -m venv $(VENV)/maxtext
 	$(VENV)/maxtext/bin/python -m pip install --quiet -c constraints.txt --editable '.[int8]' pytest pytest-xdist pydantic transformers
 	$(VENV)/maxtext/bin/python -m pip install --quiet --no-deps --ignore-requires-python -r constraints-maxtext.txt
+	touch $@
+
+# tunix wants an older safetensors.
+$(VENV)/.tunix: pyproject.toml constraints-tunix.txt
+	$(PYTHON) -m venv $(VENV)/tunix
+	$(VENV)/tunix/bin/python -m pip install --quiet -c constraints-tunix.txt --editable '.[tunix]' pytest pytest-xdist
+	touch $@
+
+$(VENV)/.clients: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip install --quiet -c constraints.txt --editable '.[cpu,ray,serve]' lm_eval openai pytest pytest-xdist
 	touch $@
 
 clean:

@@ -191,7 +191,7 @@ def with_top(
     scores: list[Any] = [None] * len(texts.outputs)
     for places, rows in batches(texts, rows_at_once(texts, model.model.vocab_size, 2)):
         values, best, tokens = map(
-            np.asarray, _log_probs(model.model, top, model.prepared, rows, sampling)
+            np.asarray, log_probs_of(model.model, top, model.prepared, rows, sampling)
         )
         check_read(~np.isnan(values[rows.real]), model)
         for row, i in enumerate(places):
@@ -290,9 +290,10 @@ def decode_texts(
 
 
 @functools.partial(jit, static_argnums=(0, 1))
-def _log_probs(
+def log_probs_of(
     model: LanguageModel, top: int, params: Params, rows: KnownRows, sampling: Sampling
 ) -> tuple[Array, Array, Array]:
+    """The log-probabilities of the outputs' tokens, and the `top` largest with their tokens."""
     logs = read(model, params, rows).log_probs(sampling)
     values = jnp.take_along_axis(logs, jnp.asarray(rows.outputs)[..., None], axis=-1)[..., 0]
     return values, *jax.lax.top_k(logs, top)
