@@ -2,7 +2,7 @@
 
 `python -m tests.integrations.maxtext_checkpoints DIR [NAME ...]` writes the cases of `CASES` into
 DIR; packed without `commit_success.txt`, and without `ocdbt.process_0` where Orbax has merged it
-(not in gemma4), they are `tests/checkpoints/maxtext.zip`. It needs MaxText (`make test-maxtext`).
+(not in gemma4), they are `tests/checkpoints/maxtext.zip`. It needs MaxText (`make test-outside`).
 MaxText imports libraries that a forward pass on a CPU does not use, and kernels that need Python
 3.12 and a later JAX: `_Absent` stands for them.
 """

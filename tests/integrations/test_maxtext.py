@@ -1,4 +1,4 @@
-"""MaxText itself: its forward pass, and its files of published sizes. `make test-maxtext`."""
+"""MaxText itself: its forward pass, and its files of published sizes. `make test-outside`."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ from tests.integrations.maxtext_checkpoints import CASES
 
 _found = importlib.util.find_spec("maxtext")
 if _found is None:
-    pytest.skip("MaxText is not installed; make test-maxtext", allow_module_level=True)
+    pytest.skip("MaxText is not installed; make test-outside", allow_module_level=True)
 MODELS = Path(_found.submodule_search_locations[0]) / "configs" / "models"
 
 

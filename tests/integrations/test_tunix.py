@@ -1,4 +1,4 @@
-"""The rollout engine in the real tunix (`make test-tunix`).
+"""The rollout engine in the real tunix (`make test-outside`).
 
 Axes: B rows, N tokens of an output.
 """

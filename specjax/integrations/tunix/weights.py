@@ -1,4 +1,4 @@
-"""tunix's weights as specjax's: a table of names, and an update in place.
+"""tunix's weights as specjax's: an update in place.
 
 Axes: E model width, D width of a head, R rank of an adapter.
 """
@@ -15,44 +15,14 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from tunix.rl.reshard import reshard_pytree
 from tunix.rl.utils import to_flat_dict
 
+from specjax.checkpoints.tunix import HEADS_FIRST, NAMES
 from specjax.checks import join_names
 from specjax.compilation import jit
 from specjax.errors import UserError
 from specjax.models import Model
-from specjax.models.family import HEADS, MLP
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.types import Params
 
-_QKV = tuple(f"self_attention/{name}/kernel" for name in ("query", "key", "value"))
-# tunix's name -> ours, of an array that stacks several parameters all of theirs. Names of a layer
-# are below `layers.0.` and `decoder/layers_0/`.
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "embedder.input_embedding": ("token_embedder/embedding",),
-    **{f"mlp.{a}_proj.kernel": (f"mlp/{b}/kernel",) for a, b in MLP.items()},
-    # Llama 3, Qwen 2.5 and 3.
-    "final_norm.w": ("decoder/decoder_norm/scale",),
-    "lm_head.w": ("decoder/logits_dense/kernel",),
-    **{f"attn.{a}_proj.w": (f"self_attention/{b}/kernel",) for a, b in HEADS.items()},
-    **{f"attn.{a}_bias": (f"self_attention/{HEADS[a]}/bias",) for a in "qkv"},
-    **{f"attn.{a}_norm.w": (f"self_attention/{HEADS[a]}_norm/scale",) for a in "qk"},
-    "input_layernorm.w": ("pre_self_attention_layer_norm/scale",),
-    "post_attention_layernorm.w": ("pre_mlp_layer_norm/scale",),
-    # Gemma 2 and 3.
-    "final_norm.scale": ("decoder/decoder_norm/scale",),
-    "attn.qkv_einsum.w": _QKV,
-    "attn.q_einsum.w": _QKV[:1],
-    "attn.kv_einsum.w": _QKV[1:],
-    "attn.attn_vec_einsum.w": ("self_attention/out/kernel",),
-    "attn._query_norm.scale": ("self_attention/query_norm/scale",),
-    "attn._key_norm.scale": ("self_attention/key_norm/scale",),
-    "pre_attention_norm.scale": ("pre_self_attention_layer_norm/scale",),
-    "post_attn_norm.scale": ("post_self_attention_layer_norm/scale",),  # Gemma 2
-    "post_attention_norm.scale": ("post_self_attention_layer_norm/scale",),  # Gemma 3
-    "pre_ffw_norm.scale": ("pre_mlp_layer_norm/scale",),
-    "post_ffw_norm.scale": ("post_mlp_layer_norm/scale",),
-}
-# Arrays [..., heads, E, D]; all others have E, or what else is summed over, first.
-_HEADS_FIRST = ("attn.qkv_einsum.w", "attn.q_einsum.w", "attn.kv_einsum.w")
 _ADAPTER = re.compile("(.*)_lora_[ab]")
 
 
@@ -153,7 +123,7 @@ def params_of(
         if rest not in NAMES or (adapter and rest.startswith("embedder.")):
             unknown.append(name)
         elif adapter is None:
-            heads_first = rest in _HEADS_FIRST
+            heads_first = rest in HEADS_FIRST
             if f"{name}_lora_a" in arrays:
                 # [..., R] and [R, ...].
                 a, b = (arrays[f"{name}_lora_{x}"].astype(jnp.float32) for x in "ab")
