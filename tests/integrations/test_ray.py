@@ -197,7 +197,8 @@ def test_the_command_goes_on_after_its_driver_was_killed_and_equals_infer(cluste
     assert ran.returncode == 0, ran.stderr
     assert done <= {path.name for path in predictions.glob("*.json")}
     subprocess.run([*words, f"--gin.OUTPUT_DIR={tmp_path / 'one'}"], check=True)
-    one = [json.loads(x) for x in open(tmp_path / "one" / "predictions.jsonl")]
+    lines = (tmp_path / "one" / "predictions.jsonl").read_text().splitlines()
+    one = [json.loads(line) for line in lines]
     for row in one:
         row |= row.pop("info")
     wanted = pd.DataFrame(one)
