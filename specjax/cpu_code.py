@@ -595,9 +595,9 @@ class PairsByRows(ByRows):
                 for i in range(rows):
                     at = self.whole("mul", self.whole("add", row, i), "%blocks")
                     factor = self.scalar("%a", self.whole("add", at, block), lanes)
-                    for place in range(i, columns * rows, rows):
-                        value = self.let(f"sitofp {whole} {products[place]} to {floats}")
-                        totals[place] = self.add_product(value, factor, totals[place], lanes)
+                    for number in range(i, columns * rows, rows):
+                        value = self.let(f"sitofp {whole} {products[number]} to {floats}")
+                        totals[number] = self.add_product(value, factor, totals[number], lanes)
             for i in range(rows):
                 value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
                 place = self.whole("mul", self.whole("add", row, i), "%N")

@@ -333,7 +333,7 @@ class BatchDecoder:
     ) -> None:
         self._decoder = make_decoder()
         self._inputs_field, self._task = inputs_field, task
-        self._read = {"chat": chat, "truncate": truncate}
+        self._read: dict[str, Any] = {"chat": chat, "truncate": truncate}
         self._seed = seed
 
     def __call__(self, batch: pa.Table) -> pa.Table:
