@@ -589,8 +589,8 @@ class PairsByRows(ByRows):
                     ]
                     a = [self.let(f"sext <32 x i8> {x} to <32 x i16>") for x in a]
                     b = [self.let(f"load {whole}, ptr {self.at(x, k, 'i16')}, align 2") for x in xs]
-                    for place, (w, x) in enumerate(itertools.product(a, b)):
-                        products[place] = self.add_pairs(w, x, products[place], lanes)
+                    for number, (w, x) in enumerate(itertools.product(a, b)):
+                        products[number] = self.add_pairs(w, x, products[number], lanes)
                 block = self.whole("sdiv", first, BLOCK)
                 for i in range(rows):
                     at = self.whole("mul", self.whole("add", row, i), "%blocks")
