@@ -21,8 +21,8 @@ FLOORS = (
     {"decoding", "testing"},
     {"drafting"},
     {"text"},
-    {"integrations", "runs", "serving"},
-    {"study", "training"},
+    {"runs", "serving"},
+    {"integrations", "study", "training"},
     {"__init__", "cli"},
 )
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -15,6 +15,7 @@ from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.saving import FORMATS
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
+from tests.models.test_int8 import product_error
 from tests.models.tiny import CONFIGS as TINY
 from tests.variants import variants
 
@@ -121,7 +122,8 @@ def test_on_a_mesh_every_device_has_its_part(saved, format):
             where = NamedSharding(mesh, PartitionSpec(*axes))
             assert part.sharding.is_equivalent_to(where, part.ndim)
     found, exact = logits(split.model, split.params), logits(one.model, one.params)
-    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
+    # A mesh has no kernels, which may multiply in 16 bits.
+    assert np.abs(found - exact).max() < 30 * product_error() * np.abs(exact).max()
 
 
 def test_the_largest_number_of_a_channel_is_127(saved):

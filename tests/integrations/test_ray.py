@@ -132,7 +132,7 @@ def test_two_actors_of_which_one_is_killed_write_what_one_process_does(
 
 
 def _over_two(*_):
-    return make_decoder(make_mesh(2, 1))
+    return make_decoder(make_mesh(None, 1))
 
 
 def test_a_slice_of_two_processes_writes_the_same(cluster, alone, tmp_path):
