@@ -30,6 +30,7 @@ ENTRY = "__main__"  # calls the command
 # Third-party package -> the only subpackages that may import it.
 ONLY_IN = {
     "t5x": {"integrations"},
+    "lm_eval": {"integrations"},
     "seqio": {"data"},
     "tensorflow": {"data"},
     "gin": {"cli"},
