@@ -31,6 +31,8 @@ ENTRY = "__main__"  # calls the command
 ONLY_IN = {
     "t5x": {"integrations"},
     "tunix": {"integrations"},
+    "lm_eval": {"integrations"},
+    "ray": {"integrations"},
     "seqio": {"data"},
     "tensorflow": {"data"},
     "gin": {"cli"},

@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+import json
 import math
 import os
 import signal
@@ -48,6 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as a system prompt, is not read again",
     )
     limits.add_argument("--timeout", type=float, default=600.0, help="most seconds of a request")
+    limits.add_argument(
+        "--warm-up",
+        nargs="+",
+        default=[],
+        metavar="FIELDS",
+        help="fields of requests whose programs are compiled before the first of them comes, such "
+        """as '{"ignore_eos": true}'""",
+    )
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="the address to listen at")
     network.add_argument("--port", type=int, default=8000, help="the port; 0: any free one")
@@ -67,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         import uvicorn
 
         from specjax.serving import Limits, make_app
+        from specjax.serving.errors import RefusedError
     except ImportError as error:
         raise MissingLibraryError(
             f"specjax serve needs {error.name}: pip install 'specjax[serve]'"
@@ -82,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 2**16:  # some systems take the rest of a larger one
         raise UserError(f"--port must be in 0 .. {2**16 - 1}, got {args.port}")
     one_number("--timeout", args.timeout, low=0.0, open_low=True, open_high=True)
+    warm_up = [_fields(text) for text in args.warm_up]
     api_key = os.environ.get(_KEY) or None
     if args.host not in _LOOPBACK and api_key is None and not args.without_key:
         raise UserError(
@@ -98,9 +110,14 @@ def run(args: argparse.Namespace) -> int:
         )
         name = args.name or Path(args.verifier or "built-in").name.removesuffix(".gguf")
         app = make_app(decoder, limits, name=name, api_key=api_key)
-        asyncio.run(
-            app.state.warm_up(lambda n: tell(f"compiling for prompts of up to {n} tokens ..."))
-        )
+
+        def told(length: int) -> None:
+            tell(f"compiling for prompts of up to {length} tokens ...")
+
+        try:
+            asyncio.run(app.state.warm_up(told, warm_up))
+        except RefusedError as error:
+            raise UserError(f"--warm-up: {error}") from None
         host = f"[{args.host}]" if ":" in args.host else args.host
         ready = _ready(decoder, name, f"http://{host}:{listening.getsockname()[1]}")
 
@@ -115,6 +132,14 @@ def run(args: argparse.Namespace) -> int:
         server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=most))
         server.run(sockets=[listening])
     return 0
+
+
+def _fields(text: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        fields = json.loads(text)
+        if isinstance(fields, dict):
+            return fields
+    raise UserError(f"""--warm-up must be fields such as '{{"ignore_eos": true}}', got {text!r}""")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import functools
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -68,18 +68,30 @@ class _Server:
         yield
         await run_in_threadpool(self._engines.close)
 
-    async def warm_up(self, progress: Callable[[int], Any]) -> None:
-        """Compiles the programs of plain requests; `progress` is told each length of prompts."""
+    async def warm_up(
+        self, progress: Callable[[int], Any], more: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Compiles the programs of plain requests, and of those with each of the fields in `more`.
+
+        `progress` is told each length of prompts.
+
+        Raises:
+          RefusedError: a field is wrong; nothing was compiled.
+        """
         lengths = [min(length, self._limits.prompt_length) for length in self._decoder.buckets]
         # The first prompt fills all slots at once, each later one its own. A prompt that is new is
         # read whole; one that was read before is continued, where the models can.
-        for token, length in enumerate((lengths[0], *lengths)):
-            progress(length)
-            for _ in range(2 if token else 1):
+        asked = []
+        for fields in ({}, *more):
+            for token, length in enumerate((lengths[0], *lengths)):
                 # Two equal tokens at its beginning might be those that begin texts.
-                body = {"prompt": [token, *[token + 1] * (length - 1)], "max_tokens": 1}
-                asked = read_body(body, self._decoder, self._name, chat=False)
-                async for _ in self._events(asked, None):
+                prompt = [token, *[token + 1] * (length - 1)]
+                body = {**fields, "prompt": prompt, "max_tokens": 1}
+                asked.append(read_body(body, self._decoder, self._name, chat=False))
+        for each in asked:
+            progress(len(each.prompts[0]))
+            for _ in range(2):
+                async for _ in self._events(each, None):
                     pass
 
     async def models(self, request: Request) -> Response:

@@ -26,6 +26,8 @@ from specjax.cli.main import main
         (["--timeout", "0"], "--timeout must be"),
         (["--verifier", "nowhere"], "nowhere"),
         (["--rule", "Magic()"], "Magic"),
+        (["--warm-up", "ignore_eos"], "--warm-up must be fields such as"),
+        (["--warm-up", '{"ignore_eos": 1}'], "--warm-up: ignore_eos must be true or false"),
     ],
 )
 def test_bad_options_are_named(words, message, capsys, monkeypatch):
@@ -45,6 +47,7 @@ def test_a_port_that_is_taken_is_named(capsys, monkeypatch):
 
 def test_all_streams_are_finished_after_sigterm():
     words = ["--port=0", "--batch-size=2", "--max-new-tokens=64", "--prompt-length=64"]
+    words += ["--warm-up", '{"ignore_eos": true}']
     command = [sys.executable, "-m", "specjax", "serve", *words]
     environment = {**os.environ, "SPECJAX_API_KEY": "secret"}
     body = {"prompt": [9] * 8, "max_tokens": 64, "ignore_eos": True}
