@@ -103,8 +103,9 @@ def test_what_is_installed_by_default_runs_infer_evaluate_and_compare():
         task()["envs"]["EXTRAS"],
     }
     assert len(defaults) == 1, defaults
-    # seqio takes TensorFlow along: who names a seqio task asks for it (docs/cloud_tpu.md).
-    needed = {"tpu", *extras_in(ROOT / "specjax")} - {"seqio"}
+    # seqio takes TensorFlow along: who names a seqio task asks for it (docs/cloud_tpu.md). tunix is
+    # for a trainer.
+    needed = {"tpu", *extras_in(ROOT / "specjax")} - {"seqio", "tunix"}
     assert "eval" in needed
     assert needed <= set(defaults.pop().split(","))
 
