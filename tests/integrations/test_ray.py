@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import specjax
@@ -18,8 +17,11 @@ from specjax.data.few_shot import FewShot
 from specjax.errors import UserError
 from specjax.partitioning import make_mesh
 
+pd = pytest.importorskip("pandas", reason="pandas is absent: pip install 'specjax[ray]'")
 pa = pytest.importorskip("pyarrow", reason="pyarrow is absent: pip install 'specjax[ray]'")
 ray = pytest.importorskip("ray", reason="Ray is absent: pip install 'specjax[ray]'")
+
+from pyarrow import parquet as pq
 
 from specjax.integrations import ray as bulk
 
@@ -88,7 +90,7 @@ def _source(tmp_path, kind, table=ROWS):
     folder.mkdir()
     if kind == "parquet":
         for i in range(2):
-            pa.parquet.write_table(table.slice(10 * i, 10), folder / f"{i}.parquet")
+            pq.write_table(table.slice(10 * i, 10), folder / f"{i}.parquet")
     else:
         lines = [json.dumps(row) for row in table.to_pylist()]
         (folder / "rows.jsonl").write_text("\n".join(lines))
