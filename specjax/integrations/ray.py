@@ -151,7 +151,7 @@ def infer(
         output_dir, config_name=_CONFIG, makes=(_PREDICTIONS, _CHECKPOINT, _METRICS)
     ) as run:
         if not ray.is_initialized():
-            ray.init()
+            ray.init(log_to_driver=False)  # standard output is the metrics'
         ids, content = _check(read(str(source)), str(source))
         kind, arguments, amounts = workers.actor
         arguments |= {"make_decoder": make_decoder, **options}
