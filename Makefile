@@ -113,7 +113,7 @@ $(VENV)/.tunix: pyproject.toml constraints-tunix.txt
 
 $(VENV)/.clients: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip install --quiet -c constraints.txt --editable '.[cpu,ray,serve]' lm_eval openai pytest pytest-xdist
+	$(VENV)/clients/bin/python -m pip install --quiet -c constraints.txt --editable '.[cpu,ray,serve]' 'lm_eval[api]' openai transformers pytest pytest-xdist
 	touch $@
 
 clean:

@@ -201,6 +201,9 @@ class Kernel(Code):
         of = f"<{width} x float>"
         return self.let(f"call {of} @llvm.fma.v{width}f32({of} {a}, {of} {b}, {of} {total})")
 
+    def sixteen(self, value: str, size: int) -> str:
+        return self.let(f"sext <{size} x i8> {value} to <{size} x i16>")
+
     def add_pairs(self, a: str, b: str, total: str, width: int) -> str:
         """Adds products of 16 bits, two in each lane of 32."""
         of, twice = f"<{width} x i32>", f"<{2 * width} x i16>"
@@ -419,26 +422,31 @@ class ByRows(_Product):
     def write(self) -> None:
         self.do(f"%M = {self.size(0, 0)}")
 
-        def vectors(base: str, first: str, count: int, stored: str) -> tuple[list[str], str]:
-            numbers = [self.whole("add", first, i) for i in range(count)]
-            return [self.at(base, self.whole("mul", i, "%K"), stored) for i in numbers], stored
-
-        def sums(n: str, columns: int, row: str, rows: int) -> None:
-            totals = self.products(
-                "%K",
-                vectors("%x", row, rows, "float"),
-                vectors("%w", n, columns, self.stored),
-                ["zeroinitializer"] * (columns * rows),
-            )
-            for i in range(rows):
-                value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
-                place = self.whole("mul", self.whole("add", row, i), "%N")
-                self.store(value, self.whole("add", place, n), columns)
-
         def at(n: str, columns: int) -> None:
-            self.in_steps("0", "%M", _ROWS, lambda row, rows: sums(n, columns, row, rows))
+            self.in_steps("0", "%M", _ROWS, functools.partial(self.put, n, columns))
 
         self.in_steps("%n0", "%n1", (_COLUMNS, 1), at)
+
+    def put(self, n: str, columns: int, row: str, rows: int) -> None:
+        totals = self.sums(n, columns, row, rows)
+        for i in range(rows):
+            value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
+            place = self.whole("mul", self.whole("add", row, i), "%N")
+            self.store(value, self.whole("add", place, n), columns)
+
+    def sums(self, n: str, columns: int, row: str, rows: int) -> list[str]:
+        """The sums of each column with each row, as vectors."""
+        return self.products(
+            "%K",
+            (self.starts("%x", row, rows, "float"), "float"),
+            (self.starts("%w", n, columns, self.stored), self.stored),
+            ["zeroinitializer"] * (columns * rows),
+        )
+
+    def starts(self, base: str, first: str, count: int, stored: str) -> list[str]:
+        """The addresses of so many rows."""
+        numbers = [self.whole("add", first, i) for i in range(count)]
+        return [self.at(base, self.whole("mul", i, "%K"), stored) for i in numbers]
 
 
 class PairsByColumns(_Product):
@@ -559,54 +567,37 @@ class PairsByColumns(_Product):
         a, b = both
         return self.let(f"shufflevector {of} {a}, {of} {b}, <{len(taken)} x i32> <{mask}>")
 
-    def sixteen(self, value: str, size: int) -> str:
-        return self.let(f"sext <{size} x i8> {value} to <{size} x i16>")
-
 
 class PairsByRows(ByRows):
     """Of a matrix `[N, K]`, as `PairsByColumns`; K is a multiple of 32."""
 
     def write(self) -> None:
-        self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%a = {self.data(3)}")
         self.do(f"%blocks = {self.size(3, 1)}")
+        super().write()
+
+    def sums(self, n: str, columns: int, row: str, rows: int) -> list[str]:
         lanes = self.lanes
         floats, whole = f"<{lanes} x float>", f"<{lanes} x i32>"
-
-        def starts(base: str, first: str, count: int, stored: str) -> list[str]:
-            numbers = [self.whole("add", first, i) for i in range(count)]
-            return [self.at(base, self.whole("mul", i, "%K"), stored) for i in numbers]
-
-        def sums(n: str, columns: int, row: str, rows: int) -> None:
-            ws, xs = starts("%w", n, columns, "i8"), starts("%x", row, rows, "i16")
-            zeros = ["zeroinitializer"] * (columns * rows)
-            with self.loop("0", "%K", BLOCK, floats, zeros) as (first, totals):
-                last = self.whole("add", first, BLOCK)
-                last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
-                with self.loop(first, last, 2 * lanes, whole, zeros) as (k, products):
-                    a = [
-                        self.let(f"load <32 x i8>, ptr {self.at(w, k, 'i8')}, align 1") for w in ws
-                    ]
-                    a = [self.let(f"sext <32 x i8> {x} to <32 x i16>") for x in a]
-                    b = [self.let(f"load {whole}, ptr {self.at(x, k, 'i16')}, align 2") for x in xs]
-                    for number, (w, x) in enumerate(itertools.product(a, b)):
-                        products[number] = self.add_pairs(w, x, products[number], lanes)
-                block = self.whole("sdiv", first, BLOCK)
-                for i in range(rows):
-                    at = self.whole("mul", self.whole("add", row, i), "%blocks")
-                    factor = self.scalar("%a", self.whole("add", at, block), lanes)
-                    for number in range(i, columns * rows, rows):
-                        value = self.let(f"sitofp {whole} {products[number]} to {floats}")
-                        totals[number] = self.add_product(value, factor, totals[number], lanes)
+        ws, xs = self.starts("%w", n, columns, "i8"), self.starts("%x", row, rows, "i16")
+        zeros = ["zeroinitializer"] * (columns * rows)
+        with self.loop("0", "%K", BLOCK, floats, zeros) as (first, totals):
+            last = self.whole("add", first, BLOCK)
+            last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
+            with self.loop(first, last, 2 * lanes, whole, zeros) as (k, products):
+                a = [self.let(f"load <32 x i8>, ptr {self.at(w, k, 'i8')}, align 1") for w in ws]
+                a = [self.sixteen(w, 2 * lanes) for w in a]
+                b = [self.let(f"load {whole}, ptr {self.at(x, k, 'i16')}, align 2") for x in xs]
+                for number, (w, x) in enumerate(itertools.product(a, b)):
+                    products[number] = self.add_pairs(w, x, products[number], lanes)
+            block = self.whole("sdiv", first, BLOCK)
             for i in range(rows):
-                value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
-                place = self.whole("mul", self.whole("add", row, i), "%N")
-                self.store(value, self.whole("add", place, n), columns)
-
-        def at(n: str, columns: int) -> None:
-            self.in_steps("0", "%M", _ROWS, lambda row, rows: sums(n, columns, row, rows))
-
-        self.in_steps("%n0", "%n1", (_COLUMNS, 1), at)
+                at = self.whole("mul", self.whole("add", row, i), "%blocks")
+                factor = self.scalar("%a", self.whole("add", at, block), lanes)
+                for number in range(i, columns * rows, rows):
+                    value = self.let(f"sitofp {whole} {products[number]} to {floats}")
+                    totals[number] = self.add_product(value, factor, totals[number], lanes)
+        return totals
 
 
 class _Softmax(Kernel):
