@@ -64,7 +64,8 @@ def product(
     The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
     dtype = jnp.dtype(weight.dtype)
-    if scales is not None and x.shape[1] % (32 if by_rows else 2) == 0 and has_pairs():
+    is_even = x.shape[1] % (32 if by_rows else 2) == 0
+    if dtype == jnp.int8 and scales is not None and is_even and has_pairs():
         form: Any = (PairsByRows if by_rows else PairsByColumns, dtype)
         whole, factors = _in_16_bits(x)
         arrays = [whole, weight, scales, factors]

@@ -98,6 +98,17 @@ def test_a_row_that_is_not_finite_is_nan_in_8_bits_and_a_row_of_zeros_is_0(contr
     assert not found[2].any() and np.isfinite(found[3]).all()
 
 
+@pytest.mark.parametrize("contract", [0, 1], ids=["columns", "rows"])
+def test_a_number_in_16_bits_is_rounded_by_the_largest_beside_it(contract):
+    weight, x = matrix("int8", (512, 90), contract), np.array(vectors(2, 512))
+    x[:, 7] = 1e4
+    exact = numbers(weight).T if contract else numbers(weight)
+    found = multiplied(contract)(x, weight)
+    steps = np.abs(x).reshape(2, 2, 256).max(axis=2).repeat(256, axis=1) / 65534
+    bound = (steps + 1e-6 * np.abs(x)) @ np.abs(exact)
+    assert (np.abs(found - x @ exact) <= bound).all()
+
+
 def test_programs_of_several_threads_do_not_mix():
     weights = [matrix("float32", (256, 2000), 0, seed) for seed in range(4)]
     run, x = multiplied(0), vectors(4, 256)

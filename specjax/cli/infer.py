@@ -111,7 +111,7 @@ def infer_on_ray(
     topology: "str | None" = None,
     num_samples: int = 1,
     sources: bool = False,
-    inputs_field: "str | None" = None,
+    inputs_field: "str | int | None" = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Decodes on a Ray cluster; see `specjax.integrations.ray.infer`."""
@@ -125,17 +125,18 @@ def infer_on_ray(
         if value != usual:
             raise UserError(f"{name} must be {usual} on Ray, got {value!r}: give a row for each")
     return ray.infer(
-        functools.partial(_decoder_of, gin_config.whole_config()),
+        functools.partial(_decoder_of, gin_config.whole_config(), os.getcwd()),
         workers=ray.Workers(workers, dict(resources), topology=topology),
-        inputs_field=inputs_field or "inputs",
+        inputs_field="inputs" if inputs_field is None else str(inputs_field),
         **options,
     )
 
 
-def _decoder_of(config: str) -> "text.Decoder":
-    """The decoder of a gin configuration of another process."""
+def _decoder_of(config: str, directory: str) -> "text.Decoder":
+    """The decoder of a gin configuration of another process, whose paths start at a directory."""
     from specjax.compilation import enable_compilation_cache
 
+    os.chdir(directory)
     enable_compilation_cache()
     register()
     gin_config.parse(config)

@@ -130,10 +130,10 @@ class FewShot:
     def prompts(self, records: Sequence[SourceRecord]) -> list[Example]:
         """Makes the prompts of records."""
         prompt, answer = self._templates
-        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in self._drawn]
+        solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in self.drawn]
         examples = []
         for place, (where, values) in enumerate(records):
-            pairs = zip(solved, self._drawn, strict=True)
+            pairs = zip(solved, self.drawn, strict=True)
             others = [text for text, example in pairs if example.values != values]
             if len(others) < self.shots:
                 raise UserError(
@@ -151,7 +151,7 @@ class FewShot:
         return examples
 
     @functools.cached_property
-    def _drawn(self) -> list[SourceRecord]:
+    def drawn(self) -> list[SourceRecord]:
         """The examples, and one more, which replaces an input that is an example."""
         drawn: list[SourceRecord] = []
         if self.shots and self.examples is not None:

@@ -32,14 +32,16 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import slice_placement_group
 
-from specjax.checks import join_names
+from specjax.checks import join_names, whole_number
 from specjax.data.examples import SourceRecord, field_of
 from specjax.data.few_shot import FewShot
 from specjax.errors import MissingFileError, UserError
 from specjax.runs import processes
-from specjax.runs.inference import tokens_of
+from specjax.runs.inference import check_seed, tokens_of
+from specjax.runs.predictions import hash_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.text import Decoder
+from specjax.text.requests import chat_options, check_truncate
 from specjax.text.results import COUNTS, Row, finite
 
 _CONFIG, _METRICS, _PREDICTIONS, _CHECKPOINT = (
@@ -102,6 +104,13 @@ class Workers:
     hosts: int = 1
     topology: str | None = None
 
+    def __post_init__(self) -> None:
+        whole_number("workers", self.count, low=1)
+        if self.topology is not None and not all(self.topology.partition(":")):
+            raise UserError(
+                f"topology must be VERSION:TOPOLOGY, such as 'v5e:4x4', got {self.topology!r}"
+            )
+
     @property
     def actor(self) -> tuple[type, dict[str, Any], dict[str, Any]]:
         """The class of an actor, its arguments, and Ray's options for it."""
@@ -143,7 +152,10 @@ def infer(
       UserError: the input has no ids, the models cannot be used, or the output directory has
         another run.
     """
-    format = format or _format_of(str(source))
+    source = str(source)
+    if "://" not in source:
+        source = os.path.abspath(os.path.expanduser(source))
+    format = format or _format_of(source)
     if format not in FORMATS:
         raise UserError(f"`format` must be one of {join_names(FORMATS)}, got {format!r}")
     read, write, written_as = FORMATS[format]
@@ -152,7 +164,7 @@ def infer(
     ) as run:
         if not ray.is_initialized():
             ray.init(log_to_driver=False)  # standard output is the metrics'
-        ids, content = _check(read(str(source)), str(source))
+        ids, content = _check(read(source), source, options)
         kind, arguments, amounts = workers.actor
         arguments |= {"make_decoder": make_decoder, **options}
         described = _describe(kind, arguments, amounts)
@@ -162,10 +174,10 @@ def infer(
         )
         run.keep()
         if on_start is not None:
-            on_start(run, paths={"source": str(source)})
+            on_start(run, paths={"source": source})
         path, start = run.own(_PREDICTIONS), time.perf_counter()
         with _checkpoint(run.own(_CHECKPOINT)):
-            rows = read(str(source)).repartition(target_num_rows_per_block=batch_rows)
+            rows = read(source).repartition(target_num_rows_per_block=batch_rows)
             decoded = rows.map_batches(
                 kind,
                 fn_constructor_kwargs=arguments,
@@ -178,6 +190,8 @@ def infer(
         seconds = time.perf_counter() - start
         metrics = _totals(read(str(path)), ids)
         run.write_json(_METRICS, metrics)
+    if metrics["failed"] == metrics["rows"]:
+        raise UserError(f"all {metrics['rows']} inputs failed: {path} has the errors")
     print(
         f"specjax: {metrics['rows']} rows are in {path}, {metrics['failed']} of them without an "
         f"output (`error` says why); this call took {seconds:.0f} s",
@@ -202,9 +216,20 @@ def _format_of(source: str) -> str:
     return formats.pop()
 
 
-def _check(rows: ray.data.Dataset, source: str) -> tuple[np.ndarray, str]:
+def _check(
+    rows: ray.data.Dataset, source: str, options: Mapping[str, Any]
+) -> tuple[np.ndarray, str]:
     """The ids of all rows, and a hash of their content in any order."""
-    columns = rows.schema().names
+    schema = rows.schema()
+    if schema is None or not rows.count():
+        raise UserError(f"{source} has no rows: it must have at least one")
+    columns = schema.names
+    inputs = options.get("inputs_field", "inputs")
+    if options.get("task") is None and inputs not in columns:
+        raise UserError(
+            f"{source} has no column {inputs!r} (it has {join_names(map(repr, columns))}): name "
+            "that of the prompts as inputs_field"
+        )
     if _ID not in columns:
         raise UserError(
             f"{source} has no column {_ID!r} (it has {join_names(map(repr, columns))}): give each "
@@ -245,8 +270,12 @@ def _amounts(resources: Mapping[str, float]) -> dict[str, Any]:
 def _describe(kind: type, arguments: Mapping[str, Any], amounts: Mapping[str, Any]) -> Any:
     """What an actor says of its decoder, or its refusal."""
     first = ray.remote(_First).options(**amounts).remote()
+    described = first.describe.remote(kind, arguments)
     try:
-        return ray.get(first.describe.remote(kind, arguments))
+        if not ray.wait([described], timeout=60.0)[0]:
+            has = ray.cluster_resources()
+            print(f"specjax: waiting for the first actor; the cluster has {has}", file=sys.stderr)
+        return ray.get(described)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, UserError | OSError):
             raise error.cause from None
@@ -283,7 +312,10 @@ def _totals(rows: ray.data.Dataset, ids: np.ndarray) -> dict[str, Any]:
         ended.update(batch["ended_by"].tolist())
         counts.update({name: int(batch[name].sum()) for name in _COUNTS})
     if not np.array_equal(np.sort(np.concatenate(found)), ids):
-        raise RuntimeError("rows are lost or twice there")
+        raise RuntimeError(
+            "rows are missing, or twice there, because another driver wrote at the same time: "
+            "choose another output_dir"
+        )
     calls = counts["verifier_calls"]
     return {
         "rows": len(ids),
@@ -318,7 +350,7 @@ class BatchDecoder:
       chat, truncate, seed: see `specjax.runs.inference.infer`.
 
     Raises:
-      UserError: a batch is not a table.
+      UserError: an option is wrong, or a batch is not a table.
     """
 
     def __init__(
@@ -331,7 +363,19 @@ class BatchDecoder:
         truncate: str | None = None,
         seed: int = 0,
     ) -> None:
+        check_truncate(truncate)
+        chat_options("chat", chat)
+        check_seed(seed)
+        if task is not None and task.limit is not None:
+            raise UserError(f"limit must be left out on Ray, got {task.limit}: give fewer rows")
+        # Of another file of examples, another run.
+        self._examples = "" if task is None else hash_of([x.values for x in task.drawn])
         self._decoder = make_decoder()
+        if self._decoder.costs is not None:
+            raise UserError(
+                "costs must be given on Ray, or each actor measures its own: give a file of "
+                "specjax bench --costs"
+            )
         self._inputs_field, self._task = inputs_field, task
         self._read: dict[str, Any] = {"chat": chat, "truncate": truncate}
         self._seed = seed
@@ -366,7 +410,8 @@ class BatchDecoder:
     def describe(self) -> dict[str, Any]:
         """Returns the JSON values that determine the outputs of rows; see `Decoder.describe`."""
         inputs = self._inputs_field if self._task is None else repr(self._task)
-        return {**self._decoder.describe(), "seed": self._seed, "inputs": inputs, **self._read}
+        values = {"seed": self._seed, "inputs": inputs, "examples": self._examples, **self._read}
+        return {**self._decoder.describe(), **values}
 
     def _inputs(self, record: SourceRecord) -> str:
         if self._task is not None:

@@ -142,8 +142,7 @@ def infer(
     sources = whole_number("show", show, low=0) > 0 or sources
     check_count("num_samples", num_samples, "give the number of outputs of each input")
     check_truncate(truncate)
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
+    check_seed(seed)
     run = RunDirectory(output_dir, config_name=CONFIG_NAME, makes=MADE)
     writes = process is None or process.index == 0
     fields: dict[str, Any] = {"inputs_field": inputs_field, "targets_field": targets_field}
@@ -260,6 +259,12 @@ def infer(
     _say(f"wrote {len(records)} predictions to {path}, totals to {written}")
     _say_outputs(records, show, decoder, prompts)
     return metrics
+
+
+def check_seed(seed: Any) -> None:
+    """Refuses what is no seed."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise UserError(f"seed must be a whole number in 0 .. {2**32 - 1}, got {seed!r}")
 
 
 def tokens_of(

@@ -158,6 +158,8 @@ def test_a_task_makes_the_prompts(alone):
         (ROWS.set_column(0, "id", [[-1, *range(len(TEXTS) - 1)]]), "whole number in 0 .."),
         (ROWS.set_column(0, "id", [list(map(str, range(len(TEXTS))))]), "whole number in 0 .."),
         (ROWS.append_column("tokens", [TEXTS]), "has a column 'tokens'"),
+        (ROWS.rename_columns(["id", "text", "origin"]), "has no column 'inputs'"),
+        (ROWS.slice(0, 0), "has no rows"),
     ],
 )
 def test_rows_that_cannot_be_told_apart_are_refused(cluster, tmp_path, table, words):
@@ -172,11 +174,32 @@ def _refusing():
     return specjax.Decoder(specjax.load_pair(), max_draft=0)
 
 
-def test_a_decoder_that_cannot_be_made_is_refused_before_rows_are_decoded(cluster, tmp_path):
+def _measuring():
+    return specjax.Decoder(specjax.load_pair(), stopping="CostAware()", batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (_refusing, {}, "max_draft must"),
+        (_measuring, {}, "costs must be given on Ray"),
+        (make_decoder, {"seed": -1}, "seed must be a whole number"),
+        (make_decoder, {"truncate": "middle"}, "truncate"),
+        (make_decoder, {"task": FewShot(prompt="{inputs}", limit=3)}, "limit must be left out"),
+    ],
+)
+def test_what_no_actor_can_do_is_refused_before_rows_are_decoded(make, options, words):
+    with pytest.raises(UserError, match=words):
+        bulk.BatchDecoder(make, **options)
+
+
+def test_a_refusal_of_an_actor_is_the_drivers(cluster, tmp_path):
     options = {"source": _source(tmp_path, "jsonl"), "output_dir": tmp_path / "out"}
     with pytest.raises(UserError, match="max_draft must"):
         bulk.infer(_refusing, workers=bulk.Workers(), **options)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="topology must be VERSION:TOPOLOGY"):
+        bulk.Workers(topology="4x4")
 
 
 def test_the_command_goes_on_after_its_driver_was_killed_and_equals_infer(cluster, tmp_path):
