@@ -92,15 +92,15 @@ class Workers:
 
     Attributes:
       count: their number.
-      resources: what each needs of its host, such as `{"TPU": 8}` or `{"GPU": 1}`; `{"CPU": 1}` by
-        default.
+      resources: what each needs of its host, such as `{"TPU": 8}` or `{"GPU": 1}`; `{"CPU": 0.5}`
+        by default: Ray's tasks that read and write need CPUs besides.
       hosts: the number of hosts that are one actor: their processes form one JAX program.
       topology: the version and topology of a TPU slice of several hosts, such as "v5e:4x4": each
         actor is a whole one, instead of `resources` and `hosts`.
     """
 
     count: int = 1
-    resources: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"CPU": 1})
+    resources: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"CPU": 0.5})
     hosts: int = 1
     topology: str | None = None
 
@@ -441,7 +441,8 @@ class SliceDecoder:
     """A `BatchDecoder` of several hosts whose processes form one JAX program, as in a TPU slice.
 
     This actor needs no device. It sends each batch to an actor on each host; all rows are the
-    same. If one is lost, all end, and Ray starts this actor again. `release` ends them.
+    same. If one is lost, all end, and Ray starts this actor again. `release` ends them, and so does
+    the end of the job.
     """
 
     def __init__(
