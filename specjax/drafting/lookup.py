@@ -363,12 +363,13 @@ def _after_predictions(
 ) -> tuple[Int32[Array, "B D"], int]:
     """Puts predicted texts before the context, and says how many tokens now precede the context.
 
-    The context's ending stands before each prediction, so that it matches there at first. -1, which
+    The context's ending stands before each prediction, so that it matches there at first, as
+    -2 - token: it is not copied, or it would count as often as there are predictions. -1, which
     also fills rows without a prediction, matches nothing.
     """
     place = lengths[:, None] - _TAIL + jnp.arange(_TAIL, dtype=jnp.int32)[None]
     tail = jnp.take_along_axis(context, jnp.maximum(place, 0), axis=1)
-    tail = jnp.where((place >= 0)[:, None] & (predictions[:, :, :1] >= 0), tail[:, None], -1)
+    tail = jnp.where((place >= 0)[:, None] & (predictions[:, :, :1] >= 0), -2 - tail[:, None], -1)
     end = jnp.full_like(tail[:, :, :1], -1)
     texts = jnp.concatenate([tail, predictions.astype(jnp.int32), end], axis=2)
     texts = texts.reshape(len(context), -1)
@@ -456,6 +457,7 @@ def _agreement(context: Array, lengths: Array, most: int | None) -> tuple[Array,
     width = context.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
     real = (place >= 1) & (place < lengths[:, None]) & (context >= 0)
+    context = jnp.where(context < -1, -2 - context, context)  # see `_after_predictions`
     return real, _agreeing(context, lengths, real, width if most is None else most)
 
 
