@@ -296,7 +296,7 @@ class Lookup(Drafter):
             follows &= step < most[:, :, None]
         matching = self.match_lengths(state)[:, None]
         alive = (lengths == matching) & (matching > 0)
-        greedy = (inputs.sampling.temperature < TINY)[:, None]
+        greedy = (jnp.asarray(inputs.sampling.temperature) < TINY)[:, None]
         last, count, drawn, tokens, weights = inputs.tokens, 0 * inputs.tokens, [], [], []
         for i in range(self.max_draft + 1):
             alive &= follows[:, :, i]
