@@ -29,6 +29,7 @@ from specjax import testing
 from specjax.decoding import cascades as sequential
 from specjax.decoding import method as methods
 from specjax.decoding import speculative
+from specjax.drafting import Lookup
 from specjax.drafting.cascades import SeveralDrafters
 from specjax.drafting.trees import CaterpillarDrafter
 from specjax.sampling.distributions import distribution
@@ -50,6 +51,7 @@ _DRAWING = (
     "specjax.verification.chains",
     "specjax.decoding.blocks",
     "specjax.decoding.cascades",
+    "specjax.drafting.lookup",
     "specjax.drafting.trees",
     "specjax.verification.traversal",
 )
@@ -113,6 +115,7 @@ class Choices:
             (modules["specjax.decoding.blocks"], "draw", draw),
             (modules["specjax.decoding.cascades"], "draw", draw),
             (modules["specjax.decoding.cascades"], "lax", _ZeroPastTheEnd()),
+            (modules["specjax.drafting.lookup"], "draw", draw),
             (modules["specjax.drafting.trees"], "draw", draw),
             (modules["specjax.verification.traversal"], "passes", jax.vmap(passes)),
         )
@@ -143,6 +146,8 @@ def slots(drafter):
         return [n for each in drafter.drafters for n in slots(each)]
     if isinstance(drafter, CaterpillarDrafter):
         return slots(drafter.drafter)
+    if isinstance(drafter, Lookup):  # it draws places
+        return [2 * drafter.earlier] * drafter.num_uniforms
     if drafter.traits.drafts_trees:
         return [vocab] * drafter.num_uniforms
     return [vocab] * longest if drafter.num_uniforms else []
@@ -203,7 +208,7 @@ class Texts:
       processors: change the distributions.
       between: changes the states of rows between two rounds, by committed tokens alone.
       log_probs: whether `ends` have log-probabilities.
-      predictions: of the rows in turn, the tokens of a text that drafts may be copied from.
+      predictions: of the rows in turn, the tokens of the texts that drafts may be copied from.
 
     Attributes:
       ends: for each row the state in which each text ended.
@@ -311,10 +316,11 @@ class Texts:
     def _predicted(self, rows):
         if self.predictions is None:
             return None
-        predicted = np.full((rows, max(map(len, self.predictions))), -1, np.int32)
+        longest = max(len(text) for texts in self.predictions for text in texts)
+        predicted = np.full((rows, max(map(len, self.predictions)), longest), -1, np.int32)
         for i, row in enumerate(predicted):
-            text = self.predictions[i % len(self.predictions)]
-            row[: len(text)] = text
+            for place, text in enumerate(self.predictions[i % len(self.predictions)]):
+                row[place, : len(text)] = text
         return predicted
 
     def _after(self, params, rule, batch):

@@ -185,9 +185,9 @@ class Method(abc.ABC):
         return False
 
     @property
-    def reads_predictions(self) -> bool:
-        """Whether drafts are copied from `PromptBatch.predictions`, too."""
-        return False
+    def predictions(self) -> int:
+        """The number of texts of `PromptBatch.predictions` that drafts are copied from."""
+        return 0
 
     @property
     def nan_sources(self) -> tuple[str, ...]:
@@ -859,7 +859,7 @@ def check_prompts(method: Any, prompts: PromptBatch, copies: int, max_new: int) 
         "ids": ("[B]", (rows,), 0, _WORD),
         "prefix": ("[B, F]", (rows, forced), 0, last),
         "prefix_lengths": ("[B]", (rows,), 0, forced),
-        "predictions": ("[B, E]", (rows, *np.shape(prompts.predictions)[-1:]), -1, last),
+        "predictions": ("[B, K, E]", (rows, *np.shape(prompts.predictions)[-2:]), -1, last),
     }
     for name, (axes, shape, low, high) in spans.items():
         if (value := getattr(prompts, name)) is not None:

@@ -547,8 +547,8 @@ class Speculative(Round, Method):
         return self.drafter.traits.independent_rows and len(self.verifier_widths) == 1
 
     @property
-    def reads_predictions(self) -> bool:
-        return self.drafter.traits.reads_predictions
+    def predictions(self) -> int:
+        return self.drafter.traits.predictions
 
     @property
     def source_names(self) -> tuple[str, ...]:

@@ -291,7 +291,7 @@ class HorizontalCascade(SeveralDrafters):
             independent_rows=len(each) == 1 and exact and each[0].independent_rows,
             catches_up=each[-1].catches_up,
             processes=all(traits.processes for traits in each),
-            reads_predictions=any(traits.reads_predictions for traits in each),
+            predictions=max(traits.predictions for traits in each),
         )
 
     def describe(self) -> Any:
@@ -482,7 +482,7 @@ class VerticalCascade(Drafter):
             independent_rows=False,
             catches_up=True,
             processes=self.drafter.traits.processes,
-            reads_predictions=self.drafter.traits.reads_predictions,
+            predictions=self.drafter.traits.predictions,
         )
 
     @property

@@ -1,6 +1,7 @@
 """Drafts copied from the text so far: Max-Gram, prompt lookup, and n-gram tables.
 
-Axes: B rows, P prompt length, C tokens of context, G longest block, K copies, V vocabulary.
+Axes: B rows, P prompt length, C tokens of context, G longest block, N = G + 1 positions, K copies
+or predicted texts, M places that tokens are drawn from, V vocabulary.
 
 Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
 """
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Float32, Int32
 
 from specjax.checks import check_count, check_path, one_number
 from specjax.decoding.blocks import draft_probs, drafted_sources
@@ -23,7 +24,8 @@ from specjax.drafting.chain import USUAL_LENGTH, Chain
 from specjax.drafting.ngrams import Bigram, NGrams, follower
 from specjax.drafting.trees import union_of
 from specjax.errors import UserError
-from specjax.platforms import when
+from specjax.platforms import row, when
+from specjax.sampling.draws import TINY, draw
 from specjax.types import (
     Bonus,
     DraftBlock,
@@ -43,6 +45,8 @@ _TAIL = 16
 
 class Match(NamedTuple):
     """The longest ending of each row's context that also occurs earlier.
+
+    With several occurrences the fields are `[B, K]` or `[B, M]`, the longest first.
 
     Attributes:
       lengths: the number of equal tokens; 0 if the last token is new.
@@ -73,7 +77,8 @@ class Lookup(Drafter):
     then the committed tokens. The longest ending that occurs earlier is used. If there is none, or
     the tokens after it reach the end of the context, a table continues; without a table the block
     ends. Tokens are chosen, not drawn: q is one-hot at every temperature, and decoding stays exact.
-    Blocks have no `probs`.
+    Blocks have no `probs`. With `earlier`, tokens are drawn, and q are the shares of those that
+    follow the longest ending.
 
     Its parameters: the `[V]` int32 table of each token's most frequent successor, -1 if unknown; or
     `NGrams`, which uses the longest known ending of the text so far; or () for none. `Bigram.table`
@@ -98,6 +103,11 @@ class Lookup(Drafter):
         match promises a longer copy (SuffixDecoding, arXiv 2411.04975), and a table continues;
         None: up to `max_copy`.
       copies: the number of earlier occurrences that are copied. With several, drafts are trees.
+      earlier: the number of earlier answers to the same prompt that it copies from, too: the last
+        that a `Decoder` or an engine gave. Where the longest ending occurs several times, each
+        token is drawn as often as it follows there; at temperature 0 the most frequent one is
+        taken. Endings of 8 tokens or more are equally long, if `max_ngram` does not say otherwise.
+        With several `copies` nothing is drawn.
       vocab_size: V; the verifier's when it is bound.
     """
 
@@ -110,6 +120,7 @@ class Lookup(Drafter):
     max_copy: int | None = None
     copy_factor: float | None = None
     copies: int = 1
+    earlier: int = 0
     vocab_size: int = 0
 
     def __post_init__(self) -> None:
@@ -123,6 +134,13 @@ class Lookup(Drafter):
             object.__setattr__(self, "copy_factor", factor)
         check_count("copies", self.copies, "give the number of copies")
         check_count("min_ngram", self.min_ngram, "give a number of tokens")
+        check_count("earlier", self.earlier, "give a number of answers", low=0)
+        for name in ("latest", "overlap", "bigram"):
+            if self.earlier and getattr(self, name):
+                raise UserError(
+                    f"{name} must be left out with earlier={self.earlier}: drafts are drawn from "
+                    "all that follows the longest ending, and end there"
+                )
         check_count("vocab_size", self.vocab_size, "leave it out", low=0)
         if self.copies > 1 and self.min_match is not None:
             raise UserError(
@@ -161,6 +179,7 @@ class Lookup(Drafter):
         main = models.model("verifier")
         copier = dataclasses.replace(
             self,
+            max_ngram=self.max_ngram or (max(_AT_ONCE, self.min_ngram) if self.earlier else None),
             bigram=None,
             min_match=None,
             max_copy=self.max_copy or models.max_draft or USUAL_LENGTH,
@@ -179,8 +198,15 @@ class Lookup(Drafter):
     def traits(self) -> DraftTraits:
         # A proposal also depends on the beginning of its block.
         return DraftTraits(
-            prefix_only=False, independent_rows=True, catches_up=True, reads_predictions=True
+            prefix_only=False,
+            independent_rows=True,
+            catches_up=True,
+            predictions=1 + self.earlier,
         )
+
+    @property
+    def num_uniforms(self) -> int:
+        return self.max_draft if self.earlier else 0
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -199,20 +225,26 @@ class Lookup(Drafter):
         only_outputs = isinstance(params, NGrams) and params.start >= 0
         begins = jnp.where(only_outputs, begins, 0)
         if prompts.predictions is not None:
-            context, shift = _after_prediction(context, lengths, prompts.predictions)
+            context, shift = _after_predictions(context, lengths, prompts.predictions)
             lengths, begins = lengths + shift, begins + shift
         return self._state(context, lengths, begins)
 
     def propose(
         self, params: Params, state: LookupState, inputs: DraftInputs
     ) -> tuple[DraftBlock, LookupState]:
-        chain, count = self.chain(params, state, inputs.tokens)
+        if self.earlier:
+            tokens, probs, count = self._drawn(state, inputs)
+        else:
+            chain, count = self.chain(params, state, inputs.tokens)
+            tokens, probs = chain[:, :-1], None
         drafted = jnp.minimum(count, jnp.where(inputs.active, inputs.limits, 0))
-        return DraftBlock(chain[:, :-1], None, None, drafted, {}), state
+        return DraftBlock(tokens, probs, None, drafted, {}), state
 
     def bonus(
         self, params: Params, state: LookupState, inputs: DraftInputs, block: DraftBlock
     ) -> tuple[Bonus, LookupState]:
+        if self.earlier:  # a draft has what follows it, too
+            return Bonus(jax.vmap(row)(block.probs, block.num_drafted), None, {}), state
         # If no token follows, the last token again, which is rarely probable: a rule that reads q
         # then leaves the verifier's distribution nearly as it is.
         chain, _ = self.chain(params, state, inputs.tokens)
@@ -236,11 +268,59 @@ class Lookup(Drafter):
     def match_lengths(self, state: LookupState) -> Array:
         """The number of tokens of the ending that occur earlier, `[B]` int32; 0 for too few."""
         lengths = state.match.lengths
+        lengths = lengths[:, 0] if lengths.ndim == 2 else lengths
         return jnp.where(lengths >= self.min_ngram, lengths, 0)
 
     def _state(self, context: Array, lengths: Array, begins: Array) -> LookupState:
-        match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
+        if self.earlier:
+            _, agreeing = _agreement(context, lengths, self.max_ngram)
+            # Each answer has about one place; the first, of the last answers, are kept. Floats are
+            # ordered faster on CPUs.
+            found = lax.top_k(agreeing.astype(jnp.float32), min(2 * self.earlier, context.shape[1]))
+            match = Match(found[0].astype(jnp.int32), found[1])
+        else:
+            match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
         return LookupState(context, lengths, match, begins)
+
+    def _drawn(
+        self, state: LookupState, inputs: DraftInputs
+    ) -> tuple[Int32[Array, "B G"], Float32[Array, "B N V"], Int32[Array, " B"]]:
+        """A draft from all places with the longest match, its q, and the number of known tokens."""
+        lengths, places = state.match
+        step = jnp.arange(self.max_draft + 1, dtype=jnp.int32)[None, None]
+        at = places[:, :, None] + step
+        copied = jax.vmap(lambda text, at: text.at[at].get(mode="clip"))(state.context, at)
+        follows = (at < state.lengths[:, None, None]) & (copied >= 0)
+        if self.copy_factor is not None:
+            most = jnp.ceil(lengths.astype(jnp.float32) * self.copy_factor).astype(jnp.int32)
+            follows &= step < most[:, :, None]
+        matching = self.match_lengths(state)[:, None]
+        alive = (lengths == matching) & (matching > 0)
+        greedy = (jnp.asarray(inputs.sampling.temperature) < TINY)[:, None]
+        last, count, drawn, tokens, weights = inputs.tokens, 0 * inputs.tokens, [], [], []
+        for i in range(self.max_draft + 1):
+            alive &= follows[:, :, i]
+            # If no token follows, the last token again; see `bonus`.
+            token = jnp.where(alive, copied[:, :, i], last[:, None])
+            same = (token[:, :, None] == token[:, None]) & alive[:, None]
+            often = jnp.where(alive, jnp.sum(same, axis=2), 0)
+            best = jnp.take_along_axis(token, jnp.argmax(often, axis=1)[:, None], axis=1)
+            found = jnp.any(alive, axis=1)
+            kept = jnp.where(found[:, None], alive & ~(greedy & (token != best)), True)
+            weight = kept.astype(jnp.float32) / jnp.sum(kept, axis=1, dtype=jnp.float32)[:, None]
+            tokens.append(token)
+            weights.append(weight)
+            if i < self.max_draft:
+                pick = jax.vmap(draw)(weight, inputs.uniforms[:, i])
+                last = jnp.take_along_axis(token, pick[:, None], axis=1)[:, 0]
+                drawn.append(last)
+                count += found.astype(jnp.int32)
+                alive &= token == last[:, None]
+        q = jnp.zeros((last.size, step.size, self.vocab_size), jnp.float32)
+        q = jax.vmap(jax.vmap(lambda q, token, weight: q.at[token].add(weight)))(
+            q, jnp.stack(tokens, axis=1), jnp.stack(weights, axis=1)
+        )
+        return jnp.stack(drawn, axis=1), q, count
 
     def chain(self, params: Params, state: LookupState, tokens: Array) -> tuple[Array, Array]:
         """The tokens of a draft and the token after it.
@@ -278,20 +358,22 @@ class Lookup(Drafter):
         return jnp.stack(chain, axis=1), jnp.minimum(count, self.max_draft)
 
 
-def _after_prediction(
-    context: Int32[Array, "B C"], lengths: Int32[Array, " B"], predictions: Int32[Array, "B E"]
+def _after_predictions(
+    context: Int32[Array, "B C"], lengths: Int32[Array, " B"], predictions: Int32[Array, "B K E"]
 ) -> tuple[Int32[Array, "B D"], int]:
-    """Puts a predicted text before the context, and says how many tokens now precede the context.
+    """Puts predicted texts before the context, and says how many tokens now precede the context.
 
-    The context's ending stands before the prediction, so that it matches there at first. -1, which
+    The context's ending stands before each prediction, so that it matches there at first, as
+    -2 - token: it is not copied, or it would count as often as there are predictions. -1, which
     also fills rows without a prediction, matches nothing.
     """
     place = lengths[:, None] - _TAIL + jnp.arange(_TAIL, dtype=jnp.int32)[None]
     tail = jnp.take_along_axis(context, jnp.maximum(place, 0), axis=1)
-    tail = jnp.where((place >= 0) & (predictions[:, :1] >= 0), tail, -1)
-    end = jnp.full((len(context), 1), -1, jnp.int32)
-    before = [tail, predictions.astype(jnp.int32), end]
-    return jnp.concatenate([*before, context], axis=1), _TAIL + predictions.shape[1] + 1
+    tail = jnp.where((place >= 0)[:, None] & (predictions[:, :, :1] >= 0), -2 - tail[:, None], -1)
+    end = jnp.full_like(tail[:, :, :1], -1)
+    texts = jnp.concatenate([tail, predictions.astype(jnp.int32), end], axis=2)
+    texts = texts.reshape(len(context), -1)
+    return jnp.concatenate([texts, context], axis=1), texts.shape[1]
 
 
 def _ending(params: Params, state: LookupState, tokens: Int32[Array, " B"]) -> Int32[Array, "B T"]:
@@ -375,6 +457,7 @@ def _agreement(context: Array, lengths: Array, most: int | None) -> tuple[Array,
     width = context.shape[1]
     place = jnp.arange(width, dtype=jnp.int32)[None]
     real = (place >= 1) & (place < lengths[:, None]) & (context >= 0)
+    context = jnp.where(context < -1, -2 - context, context)  # see `_after_predictions`
     return real, _agreeing(context, lengths, real, width if most is None else most)
 
 
@@ -464,7 +547,7 @@ class LookupFirst(SeveralDrafters):
             random_stops=traits.random_stops,
             catches_up=traits.catches_up,
             reads_verifier_hidden=traits.reads_verifier_hidden,
-            reads_predictions=True,
+            predictions=self.lookup.traits.predictions,
         )
 
     def describe(self) -> Any:
@@ -481,16 +564,17 @@ class LookupFirst(SeveralDrafters):
     ) -> tuple[DraftBlock, SeveralState]:
         copies = self.copies(state)
         drafting = inputs.active & ~copies
+        uniforms = jnp.split(inputs.uniforms, [self.lookup.num_uniforms], axis=1)
         copied, lookup = self.lookup.propose(
             params[0],
             state.drafters[0],
-            inputs._replace(active=inputs.active & copies),
+            inputs._replace(uniforms=uniforms[0], active=inputs.active & copies),
         )
         limits = jnp.where(drafting, jnp.minimum(inputs.limits, self.drafter.max_draft), 0)
         drafted, drafter = self.drafter.propose(
             params[1],
             state.drafters[1],
-            inputs._replace(limits=limits, active=drafting),
+            inputs._replace(limits=limits, uniforms=uniforms[1], active=drafting),
         )
         longest, count = self.max_draft, jnp.minimum(drafted.num_drafted, limits)
         block = DraftBlock(
@@ -575,6 +659,10 @@ class LookupTree(Widened):
     @property
     def max_draft(self) -> int:
         return self.copies * self.lookup.max_draft
+
+    @property
+    def num_uniforms(self) -> int:
+        return 0
 
     @property
     def traits(self) -> DraftTraits:

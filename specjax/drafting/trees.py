@@ -657,7 +657,7 @@ class Branches(SeveralDrafters):
             reads_verifier_hidden=any(traits.reads_verifier_hidden for traits in each),
             processes=all(traits.processes for traits in each),
             has_distributions=False,
-            reads_predictions=any(traits.reads_predictions for traits in each),
+            predictions=max(traits.predictions for traits in each),
         )
 
     def propose(

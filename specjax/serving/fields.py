@@ -400,7 +400,7 @@ def _prediction(fields: Mapping[str, Any], decoder: Decoder) -> np.ndarray | Non
     if not isinstance(given, dict) or given.get("type") != "content":
         raise UserError('prediction must be {"type": "content", "content": "the expected text"}')
     content = _text(given.get("content", 0), "prediction.content") or ""
-    if not decoder.method.reads_predictions:
+    if not decoder.method.predictions:
         raise UserError(
             "prediction must be left out, because no drafter here copies: start the server with "
             '--drafting "Lookup(min_match=2)"'

@@ -32,6 +32,7 @@ from specjax.memory import explain_full_memory
 from specjax.text import requests as requests_lib
 from specjax.text import teacher_forcing
 from specjax.text.drafts import WithParams
+from specjax.text.earlier import EarlierAnswers
 from specjax.text.engine import (
     BUCKETS,
     TURNS,
@@ -103,6 +104,9 @@ class Decoder:
       tokenizer: the verifier's tokenizer.
       costs: those that were measured here for `drafting.CostAware()`, or None.
       length: G as given costs have chosen it, and why; or None.
+      earlier: the answers that drafts are copied from, for `Lookup(earlier=8)`; else None. It may
+        be that of another decoder with the same tokenizer. At temperatures above 0 a row's text
+        depends on what it has of the prompt when the call begins; its distribution does not.
 
     Raises:
       UserError: a value is out of range, or the parts cannot be combined.
@@ -160,6 +164,8 @@ class Decoder:
         self.method, self.costs, self.length = built.method, built.costs, built.length
         if self.length is not None and not self.length.max_draft:
             self.models = main
+        answers = self.method.predictions - 1  # one is given with a prompt
+        self.earlier = EarlierAnswers(answers) if answers > 0 else None
         self.rule: Rule | None = getattr(built.params, "rule", None)
         self.params = built.params
         self.sampling = dataclasses.replace(setting.sampling, processors=None)
@@ -549,6 +555,7 @@ class Decoder:
             check_flag(name, flag)
         if predictions:
             self._check_copies()
+        flags["predictions"] |= self.earlier is not None
         rows = self.batch_size if rows is None else rows
         sizes = {"prompt_length": prompt_length, "rows": rows, "num_samples": num_samples}
         for name, size in sizes.items():
@@ -575,6 +582,7 @@ class Decoder:
             prompt_length=prompt_length,
             num_samples=num_samples,
             **flags,
+            earlier=self.earlier,
             named=self._draft_option,
             prefix=self._own_prefix(prefix),
             kept_prefixes=kept if self.can_share_prefix and prefix is None else 0,
@@ -674,8 +682,13 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             draft_limit=draft_limit,
         )
+        predicts = predictions is not None or self.earlier is not None
+        expected: list[list[np.ndarray]] = [[] for _ in tokens]
         if predictions is not None:
-            requests = self._with_predictions(requests, predictions)
+            expected = self._predicted(predictions, len(tokens))
+        if self.earlier is not None:
+            for texts, prompt in zip(expected, tokens, strict=True):
+                texts += self.earlier.of(prompt)
         longest = self.buckets[-1]
         limits = requests_lib.Limits(
             self.method, longest, self.max_new_tokens, sampling, rule, samples
@@ -685,30 +698,30 @@ class Decoder:
         requests_lib.warn_beyond(max(map(len, tokens)), self._contexts)
         if share_prefix:
             prefix = self._whole_prefix(requests_lib.common_of(tokens))
-        expected = predictions is not None
-        return _Call(requests, tokens, rule, params, prefix, samples, log_probs, sources, expected)
+        common = rule, params, prefix, samples, log_probs, sources, predicts
+        return _Call(requests, tokens, expected, *common)
 
     def _check_copies(self) -> None:
-        if not self.method.reads_predictions:
+        if not self.method.predictions:
             raise UserError(
                 "predictions must be left out, because no drafter here copies: make the Decoder "
                 'with drafting="Lookup()", or "Lookup(min_match=2)" beside a drafter'
             )
 
-    def _with_predictions(self, requests: list[Request], predictions: Any) -> list[Request]:
+    def _predicted(self, predictions: Any, count: int) -> list[list[np.ndarray]]:
+        """The tokens of the text that each of so many prompts has, if it has one."""
         self._check_copies()
         listed = isinstance(predictions, Sequence) and not isinstance(predictions, str)
-        if not listed or len(predictions) != len(requests):
+        if not listed or len(predictions) != count:
             raise UserError(
                 "predictions must be a list with a text, token ids, a row or None for each of the "
-                f"{len(requests)} prompts, got {short_repr(predictions)}"
+                f"{count} prompts, got {short_repr(predictions)}"
             )
-        encoded = [
-            None if x is None else requests_lib.encode_output(x, f"predictions[{i}]", self.main)
+        encode = requests_lib.encode_output
+        return [
+            [] if x is None else [encode(x, f"predictions[{i}]", self.main)]
             for i, x in enumerate(predictions)
         ]
-        together = zip(requests, encoded, strict=True)
-        return [dataclasses.replace(request, prediction=text) for request, text in together]
 
     def _own_prefix(self, prefix: Any) -> Prefix | None:
         if prefix is not None and getattr(prefix, "params", None) is not self.params:
@@ -764,7 +777,7 @@ class Decoder:
                 engine = engines.pop(group[1:], None) or self._engine_of(call, group)
                 for place in group.members:
                     idle_steps = [rounds.get(place * samples + j) for j in range(samples)]
-                    engine.put(call.requests[place], call.tokens[place], idle_steps)
+                    engine.put(*call.row(place), idle_steps)
                 for added in engine.added(every, until_empty=not eager):
                     place, row = group.members[added.index], added.row
                     if place * samples + added.sample in rest:
@@ -790,6 +803,7 @@ class Decoder:
             log_probs=call.log_probs,
             sources=call.sources,
             predictions=call.predictions,
+            earlier=self.earlier,
             named={"rows": "batch_size", "prompt_length": "buckets", **self._draft_option},
             prefix=call.prefix,
         )
@@ -805,15 +819,21 @@ class Decoder:
         call = self._call([tokens], **options)._replace(prefix=prefix)
         (group,) = self._groups(call)
         engine = self._engine_of(call, group)
-        engine.put(call.requests[0], call.tokens[0], [None])
+        engine.put(*call.row(0), [None])
         return engine
 
 
 class _Call(NamedTuple):
-    """A checked call; `prefix` is given, or common to the prompts."""
+    """A checked call.
+
+    Attributes:
+      prefix: given, or common to the prompts.
+      expected: of each prompt the tokens of the texts that drafts are copied from.
+    """
 
     requests: list[Request]
     tokens: list[np.ndarray]
+    expected: list[list[np.ndarray]]
     rule: Rule | None
     params: Params
     prefix: Prefix | None
@@ -821,6 +841,10 @@ class _Call(NamedTuple):
     log_probs: bool
     sources: bool
     predictions: bool
+
+    def row(self, place: int) -> tuple[Request, np.ndarray, list[np.ndarray]]:
+        """What an engine needs of a prompt."""
+        return self.requests[place], self.tokens[place], self.expected[place]
 
 
 def _setting_of(setting: Any, given: dict[str, Any]) -> Setting:

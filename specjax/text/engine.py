@@ -33,6 +33,7 @@ from specjax.errors import UserError
 from specjax.memory import check_state_fits, explain_full_memory, sizes_in_words, smaller
 from specjax.models.beginnings import Beginning
 from specjax.text import requests as requests_lib
+from specjax.text.earlier import EarlierAnswers
 from specjax.text.requests import KeptPrefixes, Limits, Prefix, Request
 from specjax.text.results import Row, RowInfo, split_time
 from specjax.text.stops import Added, StopBlocks, StreamedText, check_stops, cut
@@ -123,6 +124,7 @@ class Entry:
       id: the id of the row, or of the samples that share its prefill.
       request: the request, its processors bound.
       original: the request as it was added, with its id.
+      expected: the tokens of texts that its drafts are copied from.
       idle_steps: the steps for which a row with a known result still has its slot, without
         decoding; None for a row that is decoded.
       since: when it got the slot, in seconds; `compiled`: the seconds of compilation until then.
@@ -137,6 +139,7 @@ class Entry:
     request: Request
     original: Request
     tokens: Int32[np.ndarray, " L"]
+    expected: list[np.ndarray]
     idle_steps: int | None = None
     since: float = 0.0
     compiled: float = 0.0
@@ -239,8 +242,9 @@ class Engine:
     bucket. The first request with stop strings of its own compiles the loop again, for a table.
 
     Up to rounding, the slot of a request and the other requests do not change its text, unless a
-    stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate). Rounding
-    depends on the bucket that holds all prompts of a refill, and may decide a near tie.
+    stopping policy reads the other rows (`CostAware`, `Budget`, a shared estimate) or drafts are
+    copied from earlier answers. Rounding depends on the bucket that holds all prompts of a refill,
+    and may decide a near tie.
 
     Args:
       method, params: the method with its parameters; the strengths of a field `rule` are scalars.
@@ -254,6 +258,8 @@ class Engine:
       log_probs: whether to keep log-probabilities token by token, unless a request leaves them out.
       sources: whether to keep where each token came from.
       predictions: whether requests may have a text that drafts are copied from.
+      earlier: keeps the answers; drafts of a request of `add` are copied from those that are there
+        when it is added. None if no drafter copies them.
       stop, stop_table: a row's text is cut before the first of these strings, and the table ends
         the row there; see `specjax.types.StopState`.
       chat_template_kwargs: options of the chat template, for requests whose prompts are chats.
@@ -290,6 +296,7 @@ class Engine:
         log_probs: bool,
         sources: bool,
         predictions: bool,
+        earlier: EarlierAnswers | None,
         stop: tuple[str, ...],
         stop_table: types.Array | None,
         chat_template_kwargs: Mapping[str, Any],
@@ -313,7 +320,7 @@ class Engine:
         self._limits = Limits(method, *sizes, sampling, rule, num_samples, log_probs, predictions)
         self._blocks: StopBlocks | None = None
         self._max_length = method.cache_length(prompt_length, 0, max_new_tokens)
-        self._prefix, self._contexts = prefix, contexts
+        self._prefix, self._contexts, self._earlier = prefix, contexts, earlier
         self._kept = KeptPrefixes(kept_prefixes) if kept_prefixes else None
         self._check_fits(fitting, kept_prefixes)
         widths = (*(x for x in buckets if x < prompt_length), prompt_length)
@@ -385,9 +392,10 @@ class Engine:
             drawn = dataclasses.replace(drawn, processors=bound)
             request = dataclasses.replace(request, sampling=drawn)
         requests_lib.check_strengths(request, self._limits)
+        expected = []
         if request.prediction is not None:
-            expected = requests_lib.encode_output(request.prediction, "prediction", self._model)
-            request = dataclasses.replace(request, prediction=expected)
+            encoded = requests_lib.encode_output(request.prediction, "prediction", self._model)
+            expected.append(encoded)
         name, vocab_size = "the prompt", self.method.vocab_size
         prompt = request.prompt if self._prefix is None else self._prefix.join(request.prompt, name)
         words = self._model.tokenizer
@@ -397,16 +405,22 @@ class Engine:
             self._watch(self._stops_of(request))
         requests_lib.warn_beyond(len(tokens), self._contexts)
         self._next_row = (next_id + 1) * samples
-        return self.put(request, tokens, [None] * samples, original)
+        if self._earlier is not None:
+            expected += self._earlier.of(tokens)
+        return self.put(request, tokens, expected, [None] * samples, original)
 
     def put(
         self,
         request: Request,
         tokens: np.ndarray,
+        expected: list[np.ndarray],
         idle_steps: Sequence[int | None],
         original: Request | None = None,
     ) -> int:
-        """Adds a checked request with the tokens of its prompt, and the idle steps per sample."""
+        """Adds a checked request with the tokens of its prompt and of the texts to copy from.
+
+        The idle steps are those of its samples.
+        """
         assert request.id is not None
         copies, index = self._limits.num_samples, self._next_index
         prefills = len(idle_steps) // copies
@@ -418,6 +432,7 @@ class Engine:
                 request=request,
                 original=original or request,
                 tokens=tokens,
+                expected=expected,
                 idle_steps=steps,
             )
             self._slots.waiting.append(entry)
@@ -641,11 +656,10 @@ class Engine:
         }
         predictions = None
         if self._limits.predictions:
-            predictions = np.full((rows, most), -1, np.int32)
-            for row, request in enumerate(requests):
-                if request.prediction is not None:
-                    expected: Any = request.prediction
-                    predictions[row, : len(expected)] = expected[:most]
+            predictions = np.full((rows, self.method.predictions, most), -1, np.int32)
+            for row, entry in enumerate(entries):
+                for place, text in enumerate(entry.expected[: self.method.predictions]):
+                    predictions[row, place, : len(text)] = text[:most]
         chosen = [r.sampling and r.sampling.processors for r in requests]
         leaves = [x and jax.tree.leaves(x) for x in chosen]
         drawn["processors"] = _columns(self._limits.sampling.processors, leaves, rows)
@@ -711,8 +725,11 @@ class Engine:
                 times = split_time(now - entry.since, compiled - entry.compiled)
                 row = self._row(entry, place, progress, times)
                 text = row.text
-                if self._kept is not None and row.error is None:
-                    self._keep(entry, place, row)
+                if row.error is None:
+                    if self._kept is not None:
+                        self._keep(entry, place, row)
+                    if self._earlier is not None:
+                        self._earlier.keep(entry.tokens, row.tokens_with_end)
             if streams:
                 if entry.streamed is None:
                     stops = self._stops_of(entry.request)

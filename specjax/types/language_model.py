@@ -28,15 +28,15 @@ class Prompts(NamedTuple):
       input_lengths: the number of real inputs of each row, at least 1.
       prefix: forced first tokens of the output, if there are any.
       prefix_lengths: their number in each row; None for F in each row.
-      predictions: texts that the outputs may resemble, -1 after their ends. Only drafters read
-        them.
+      predictions: K texts that each row's output may resemble, -1 after their ends. Only drafters
+        read them.
     """
 
     inputs: Int32[Array, "B P"]
     input_lengths: Int32[Array, " B"]
     prefix: Int32[Array, "B F"] | None = None
     prefix_lengths: Int32[Array, " B"] | None = None
-    predictions: Int32[Array, "B E"] | None = None
+    predictions: Int32[Array, "B K E"] | None = None
 
 
 class Prefilled(NamedTuple):

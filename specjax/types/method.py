@@ -174,7 +174,7 @@ class PromptBatch(NamedTuple):
         limit 0 emits one token per round.
       prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models), or None.
       prefix_lengths: `[B]` int32, or None for F in each row.
-      predictions: `[B, E]` int32, -1 after their ends, or None; see `Prompts`.
+      predictions: `[B, K, E]` int32, -1 after their ends, or None; see `Prompts`.
     """
 
     inputs: Any

@@ -108,7 +108,8 @@ class DraftTraits(NamedTuple):
         model does not predict all tokens: a processor may leave only the others.
       has_distributions: whether row i of `DraftBlock.probs` is one drafter's distribution after
         node i. False refuses rules that read the drafter.
-      reads_predictions: whether it copies from `Prompts.predictions`.
+      predictions: the number of texts in `Prompts.predictions` that it copies from: one that is
+        given with a prompt, and earlier answers to the prompt.
     """
 
     prefix_only: bool = True
@@ -122,7 +123,7 @@ class DraftTraits(NamedTuple):
     has_distributions: bool = True
     boundaries: tuple[int, ...] = ()
     draws_bonus: bool = True
-    reads_predictions: bool = False
+    predictions: int = 0
 
 
 class DraftInputs(NamedTuple):

@@ -21,6 +21,7 @@ from tests.decoding.helpers import AfterTokenOne
 from tests.decoding.test_hidden import FromHidden
 from tests.decoding.trees import Likeliest
 from tests.drafting import binding
+from tests.drafting.test_lookup import after_texts, shares
 from tests.laws import (
     EOS,
     MODEL,
@@ -166,11 +167,26 @@ LOOKUPS = {
         ((), OF_B),
     ),
 }
-PREDICTED = {"predictions": ((1, 0, 1, 1), (), (0, 1, 2))}
+PREDICTED = {"predictions": (((1, 0, 1, 1),), (), ((0, 1, 2),))}
+# Texts that go on in several ways, after longer and shorter matches.
+EARLIER = {"predictions": (((1, 0, 1, 1), (0, 1, 0)), (), ((0, 1, 2), (0, 1, 1)))}
+# It draws one of the places, at most two or four.
+TWO, FOUR = (dataclasses.replace(copy, earlier=n) for copy, n in ((COPY, 1), (COPIES, 2)))
 PREDICTIONS = {
     "predicted": Case(COPIES, (), of_texts=PREDICTED),
     "predicted or chain": LOOKUPS["copies or chain"]._replace(of_texts=PREDICTED),
     "predicted, reviewed": Case(reviewed(2, below=COPIES), COPIED_A, of_texts=PREDICTED),
+    "earlier": Case(FOUR, (), of_texts=EARLIER),
+    "earlier or chain": Case(
+        drafting.lookup.LookupFirst(FOUR, CHAIN, min_match=2), ((), OF_B), of_texts=EARLIER
+    ),
+    "earlier, as long as matches say": Case(
+        dataclasses.replace(FOUR, copy_factor=0.5), (), of_texts=EARLIER
+    ),
+    "earlier, reviewed": Case(reviewed(2, below=TWO), COPIED_A, of_texts=EARLIER),
+    "earlier, in turn": Case(
+        drafting.cascades.HorizontalCascade((CHAIN, TWO)), (OF_B, ()), of_texts=EARLIER
+    ),
 }
 CHAINS = {
     **PLAIN,
@@ -213,6 +229,12 @@ BRANCHES = {
     "chain and copies": Case(
         side_by_side(CHAIN, drafting.lookup.LookupTree(COPY, 2), COPIES), (OF_B, (), ())
     ),
+    "earlier copies": Case(
+        drafting.lookup.LookupTree(dataclasses.replace(COPIES, earlier=2), 2),
+        (),
+        of_texts=EARLIER,
+    ),
+    "chain and earlier": Case(side_by_side(CHAIN, TWO), (OF_B, ()), of_texts=EARLIER),
     "chain and predictions": Case(side_by_side(CHAIN, COPIES), (OF_B, ()), of_texts=PREDICTED),
     "copies or chain, and copies": Case(
         side_by_side(drafting.lookup.LookupFirst(COPIES, CHAIN, min_match=2), COPY),
@@ -287,6 +309,9 @@ QUICK = [
     ("overlap", "Block"),
     ("copies or chain", "Block"),
     ("predicted or chain", "Token"),
+    ("earlier", "Block"),
+    ("earlier or chain", "Block"),
+    ("chain and earlier", "Traversal"),
     ("twice one table", "Block"),
     ("chain and predictions", "Traversal"),
     ("reviewed copies", "Token"),
@@ -343,6 +368,74 @@ def test_the_law_of_texts(name):
     off, texts, _ = enumerated(name, rows, SOME)
     assert max(off) < 1e-6, off
     assert len(texts.drafted) > 1
+
+
+def law_of_copies(drafter, rule, row, predictions):
+    """The law of texts by rounds of Token: q and so pi depend on where a draft began."""
+    before, found = after_texts(row.prompt, predictions), {}
+
+    def write(text, begun, chance):
+        if len(text) == row.limit or EOS in text:
+            found[tuple(text)] = found.get(tuple(text), 0.0) + chance
+            return
+        context, drafted = [*before, *text[:begun]], text[begun:]
+        known = shares(drafter, context, drafted)
+        drafts = known and len(drafted) < min(drafter.max_draft, row.draft_limit or V)
+        if not known:
+            known = {(context + drafted)[-1]: 1.0}
+        q = np.array([known.get(token, 0.0) for token in range(V)], np.float32)
+        at = np.array([V, V, *row.prompt, *text])[-2:] @ [V + 1, 1]
+        p = np.asarray(jax.nn.softmax(P[at]))
+        pi = np.asarray(RULES[rule](q, p, None, p), np.float64)
+        for token in np.flatnonzero(pi):
+            stays = min(q[token], pi[token]) if drafts else 0.0
+            write([*text, int(token)], begun, chance * stays)
+            write([*text, int(token)], len(text) + 1, chance * (pi[token] - stays))
+
+    write([], 0, 1.0)
+    return found
+
+
+COPIED = [("predicted", "Token"), ("predicted", "Block"), ("earlier", "Token")]
+
+
+@pytest.mark.parametrize("name", variants(COPIED, *COPIED[1:]), ids=str)
+def test_the_law_of_copies_under_a_rule_that_reads_them(name):
+    """A certain draft is accepted by Block as by Token; one that was drawn is not."""
+    case, rows = CASES[name[0]], [Row(PROMPT, 3), Row((1, 0), 3), Row((2, 1, 0), 3, 1)]
+    method = decoding.Speculative(MODEL, case.drafter, JUDGES[name[1]], eos_ids=(EOS,))
+    laws = Texts(method, **case.of_texts)(decoding.MethodParams(P, (), RULES["TokenV3"]), rows)
+    both = [*zip(rows, case.of_texts["predictions"], strict=True)]
+    wanted = [law_of_copies(case.drafter, "TokenV3", *one) for one in both]
+    assert max(map(distance, laws, wanted)) < 1e-6
+    # Controls: the verifier's law, and that of copies from nothing.
+    assert distance(laws[0], law_of_copies(case.drafter, "Lossless", *both[0])) > 0.01
+    assert distance(laws[0], law_of_copies(case.drafter, "TokenV3", rows[0], ())) > 0.01
+
+
+class Misjudged(drafting.Lookup):
+    """Says that all tokens were equally probable."""
+
+    def _drawn(self, state, inputs):
+        tokens, q, count = super()._drawn(state, inputs)
+        return tokens, jnp.full_like(q, 1 / V), count
+
+
+def test_control_another_q_of_copies_is_seen():
+    case = CASES["earlier"]
+    drafter = Misjudged(max_copy=2, vocab_size=V, earlier=2)
+    method = decoding.Speculative(MODEL, drafter, JUDGES["Token"], eos_ids=(EOS,))
+    row = Row(PROMPT, 2)
+    found = Texts(method, **case.of_texts)(decoding.MethodParams(P, (), RULES["Lossless"]), [row])
+    assert distance(found[0], law_of(target(RULES["Lossless"], row), row)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["predicted", "earlier"])
+def test_rules_that_read_a_confidence_refuse_copies(name):
+    """A single copy is certain of itself: OPT would keep any text that was copied."""
+    method = decoding.Speculative(MODEL, CASES[name].drafter, JUDGES["Token"], eos_ids=(EOS,))
+    with pytest.raises(ValueError, match="OPT reads the drafter's confidence, but Lookup has none"):
+        method.check_rule(RULES["OPT"])
 
 
 # Where these read it, all rules share a program; a rule by itself is another one.

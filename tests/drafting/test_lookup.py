@@ -1,6 +1,7 @@
 """Max-Gram against a naive implementation, and against prompt lookup in transformers."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -48,6 +49,34 @@ def naive(drafter, context, table):
         last = int(table[last])
         block.append(last)
     return block
+
+
+def after_texts(prompt, texts):
+    """The prompt after texts that its outputs may resemble.
+
+    Each continues the prompt's ending, which is not copied there: -2 - token.
+    """
+    divided = ([-1, *(-2 - token for token in prompt[-16:]), *text] for text in texts)
+    return [*itertools.chain(*divided), -1, *prompt]
+
+
+def shares(drafter, context, drafted=()):
+    """How often each token follows the longest ending and `drafted`; -1 divides the context."""
+    found, plain = [], [max(token, -2 - token) for token in context]
+    for place in range(1, len(context)):
+        size, longest = 0, min(place, drafter.max_ngram or place)
+        while size < longest and plain[place - 1 - size] == plain[-1 - size] >= 0:
+            size += 1
+        if context[place] >= 0:
+            found.append((size, place))
+    most = max((size for size, _ in found), default=0)
+    places = [place for size, place in found if size == most][: 2 * drafter.earlier or 1]
+    factor, count = drafter.copy_factor, len(drafted)
+    if most < drafter.min_ngram or (factor is not None and count >= math.ceil(most * factor)):
+        return {}
+    after = [context[place : place + count + 1] for place in places]
+    after = [text[-1] for text in after if text[:-1] == [*drafted] and text[-1] >= 0]
+    return {token: after.count(token) / len(after) for token in after}
 
 
 def sampling(rows):
@@ -112,6 +141,45 @@ def compare(drafter, seed, with_table):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_it_is_the_naive_one(name, with_table, seeds):
     assert sum(compare(DRAFTERS[name], seed, with_table) for seed in seeds) > 0
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("factor", [None, 0.7])
+def test_what_follows_is_drawn_as_often_as_it_does(greedy, factor):
+    drafter = Lookup(max_ngram=3, max_copy=4, vocab_size=3, earlier=3, copy_factor=factor)
+    rng, rows, count = np.random.default_rng(5), 200, drafter.max_draft
+    inputs = rng.integers(3, size=(rows, WIDTH)).astype(np.int32)
+    lengths = rng.integers(1, WIDTH + 1, rows).astype(np.int32)
+    texts = rng.integers(3, size=(rows, 3, 5)).astype(np.int32)
+    texts[np.arange(5) >= rng.integers(6, size=(rows, 3, 1))] = -1
+    state = drafter.prefill((), Prompts(inputs, lengths, predictions=texts), 1)
+    last = jnp.asarray(inputs[np.arange(rows), lengths - 1])
+    limits, active = jnp.full(rows, count), jnp.ones(rows, bool)
+    drawn = Sampling(jnp.full(rows, 0.0 if greedy else 1.0, jnp.float32))
+    uniforms = jnp.asarray(rng.random((rows, count)), jnp.float32)
+    block, _ = drafter.propose((), state, DraftInputs(last, limits, uniforms, drawn, active))
+    several = 0
+    for row in range(rows):
+        prompt = inputs[row, : lengths[row]].tolist()
+        context, draft = after_texts(prompt, texts[row].tolist()), []
+        for place in range(count):
+            expected = shares(drafter, context, draft)
+            several += len(expected) > 1
+            if greedy and expected:
+                most = max(expected.values())
+                assert expected[int(block.tokens[row, place])] == most
+                expected = {int(block.tokens[row, place]): 1.0}
+            found = np.asarray(block.probs[row, place])
+            known = expected or {int(draft[-1] if draft else prompt[-1]): 1.0}
+            np.testing.assert_allclose(found, [known.get(v, 0.0) for v in range(3)], atol=1e-6)
+            if not expected:
+                assert int(block.num_drafted[row]) == place
+                break
+            draft.append(int(block.tokens[row, place]))
+            assert expected[draft[-1]] > 0
+        else:
+            assert int(block.num_drafted[row]) == count
+    assert several > 100
 
 
 def test_control_another_occurrence_is_seen():
@@ -195,6 +263,9 @@ def test_an_encoder_decoder_s_input_is_looked_up():
         ({"max_ngram": 0}, "max_ngram must be a whole number of at least 1, got 0: .* None"),
         ({"min_ngram": 1.5}, "min_ngram must be a whole number of at least 1, got 1.5"),
         ({"max_ngram": 2, "min_ngram": 3}, "min_ngram must be at most max_ngram = 2, got 3"),
+        ({"earlier": -1}, "earlier must be a whole number of at least 0, got -1"),
+        ({"earlier": 4, "latest": True}, "latest must be left out with earlier=4"),
+        ({"earlier": 4, "bigram": "built-in"}, "bigram must be left out with earlier=4"),
     ],
 )
 def test_bad_settings_are_told(options, message):

@@ -146,10 +146,11 @@ def check_supported(given: Any) -> None:
     check_single(given)
     drafts = given.part("drafting")
     if isinstance(drafts, Lookup):
-        if (drafts.bigram, drafts.min_match, drafts.copies) != (None, None, 1):
+        usual = (None, None, 1, 0)
+        if (drafts.bigram, drafts.min_match, drafts.copies, drafts.earlier) != usual:
             raise UserError(
-                "drafting must be Lookup() without bigram, min_match and copies in T5X, got "
-                f"{given.drafting}"
+                "drafting must be Lookup() without bigram, min_match, copies and earlier in T5X, "
+                f"got {given.drafting}"
             )
     elif not isinstance(drafts, WithParams | None):
         raise UserError(
