@@ -11,7 +11,7 @@ import numpy as np
 import tqdm
 
 from benchmarks import command
-from specjax.cli.bench import add_weights, form_of
+from specjax.cli.bench import add_weights, forms_of
 from specjax.cli.report import Report
 from specjax.compilation import enable_compilation_cache
 from specjax.data.examples import read_objects
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> Report:
     asked = requests(args)
     named = {"verifier": args.verifier, "drafter": args.drafter}
     paths: Any = {name: path for name, path in named.items() if path is not None}
-    pair = load_pair(**paths, weights=form_of(args.weights))
+    pair = load_pair(**paths, weights=forms_of(args))
     chats = [
         np.array(pair.verifier.tokenizer.encode_chat([{"role": "user", "content": text}]), np.int32)
         for _, text in asked

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from typing import Any
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -27,7 +28,7 @@ from specjax.models import (
     preset,
 )
 from specjax.models.config import Routing
-from specjax.models.int8 import int8_form
+from specjax.models.quantised import quantised_form
 from specjax.models.weights import is_stack
 
 HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
@@ -114,7 +115,9 @@ class Network:
         read_bytes = expert_bytes = 0
         for name in read:
             leaf = leaves[name]
-            nbytes = leaf.size * (_BYTES if int8_form(name, leaf.shape, weights) is None else 1)
+            kind = quantised_form(name, leaf.shape, weights)
+            arrays = [] if kind is None else jax.tree.leaves(kind.abstract(leaf.shape))
+            nbytes = sum(x.size * x.dtype.itemsize for x in arrays) or leaf.size * _BYTES
             if is_stack(name, leaf.shape):
                 expert_bytes += nbytes
             else:

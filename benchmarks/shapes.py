@@ -19,8 +19,8 @@ from specjax.decoding.method import (
     jitted_insert,
     jitted_run,
 )
-from specjax.models.int8 import abstract_int8
 from specjax.models.model import Model
+from specjax.models.quantised import abstract_quantised
 from specjax.partitioning import Partitioner
 from specjax.types import DecodeState, PromptBatch, Sampling, row_axes
 
@@ -49,7 +49,7 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
 
 def of_params(model: Model, part: Partitioner, weights: str | None = None) -> Any:
     """The shapes of a model's parameters, with shardings; `weights` as for `load_model`."""
-    shapes = abstract_int8(model.abstract_params(), weights)
+    shapes = abstract_quantised(model.abstract_params(), weights)
     return with_shardings(shapes, part.param_shardings(model, shapes))
 
 

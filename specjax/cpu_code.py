@@ -36,6 +36,7 @@ STORED = {
     jnp.dtype(jnp.float32): "float",
     jnp.dtype(jnp.bfloat16): "i16",
     jnp.dtype(jnp.int8): "i8",
+    jnp.dtype(jnp.uint8): "i8",  # two numbers of 4 bits
 }
 _SIZES = {"float": 4, "i16": 2, "i8": 1}
 
@@ -460,10 +461,13 @@ class PairsByColumns(_Product):
     most = ByColumns.most
 
     def write(self) -> None:
-        lanes = self.lanes
-        self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%a = {self.data(3)}")
         self.do(f"%blocks = {self.size(3, 1)}")
+        self.by_columns()
+
+    def by_columns(self) -> None:
+        lanes = self.lanes
+        self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%ahead = mul i64 {_DEPTH}, %N")
         every = tuple(range(_ROWS[0], 0, -1))
 
@@ -507,13 +511,14 @@ class PairsByColumns(_Product):
         starts = [self.at("%x", self.whole("mul", row, "%K"), "i16") for row in rows]
         zeros = ["zeroinitializer"] * (parts * count)
         with self.loop(first, last, 2, kind, zeros) as (k, totals):
-            pairs = self.pairs(self.entry(k, n), size)
+            pairs = self.pairs(k, n, size)
             for i, start in enumerate(starts):
                 x = self.let(f"load i32, ptr {self.at(start, k, 'i16')}, align 4")
                 x = self.splat(x, "i32", width)
                 for part, pair in enumerate(pairs):
                     number = i * parts + part
                     totals[number] = self.add_pairs(pair, x, totals[number], width)
+        ends = self.ends(first, n, parts, width)
         for i, row in enumerate(rows):
             factor = self.scalar(
                 "%a", self.whole("add", self.whole("mul", row, "%blocks"), block), width
@@ -522,12 +527,18 @@ class PairsByColumns(_Product):
             for part, total in enumerate(sums):
                 y = self.whole("add", self.entry(row, n), part * width)
                 value = self.let(f"sitofp {kind} {total} to <{width} x float>")
-                value = self.add_product(value, factor, self.floats("%y", y, width), width)
-                self.store(value, y, width)
+                so_far = self.floats("%y", y, width)
+                if ends:  # of 4 bits
+                    value, so_far = self.of_group(ends[part], row, first, value, so_far, width)
+                self.store(self.add_product(value, factor, so_far, width), y, width)
 
-    def pairs(self, at: str, size: int) -> list[str]:
-        """Numbers of two rows of the matrix from `at`, in turns, as 16 bits."""
-        of = f"<{size} x i8>"
+    def ends(self, first: str, n: str, parts: int, width: int) -> list[tuple[str, str]]:
+        """Factors and lowest numbers of the columns, if a block of them has its own."""
+        return []
+
+    def pairs(self, k: str, n: str, size: int) -> list[str]:
+        """Numbers of two rows of the matrix, in turns, as 16 bits."""
+        of, at = f"<{size} x i8>", self.entry(k, n)
         both = []
         for row in ("0", "%N"):
             place = self.whole("add", at, row)
@@ -566,6 +577,63 @@ class PairsByColumns(_Product):
         mask = ", ".join(f"i32 {i}" for i in taken)
         a, b = both
         return self.let(f"shufflevector {of} {a}, {of} {b}, <{len(taken)} x i32> <{mask}>")
+
+
+class FourBits(PairsByColumns):
+    """As `PairsByColumns`, of a matrix of 4 bits; see `Int4Weight`. A byte has a pair."""
+
+    def write(self) -> None:
+        self.do(f"%lows = {self.data(3)}")
+        self.do(f"%a = {self.data(4)}")
+        self.do(f"%blocks = {self.size(4, 1)}")
+        self.do(f"%sums = {self.data(5)}")
+        self.do(f"%groups = {self.size(5, 1)}")
+        self.by_columns()
+
+    def scale(self, value: str, column: str, width: int) -> str:
+        return value
+
+    def pairs(self, k: str, n: str, size: int) -> list[str]:
+        width = min(size, self.lanes)
+        of = f"<{width} x i32>"
+        at = self.entry(self.whole("sdiv", k, 2), n)
+        ahead = self.at("%w", self.whole("add", at, "%ahead"), "i8")
+        self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
+        pairs = []
+        for part in range(0, size, width):
+            place = self.at("%w", self.whole("add", at, part), "i8")
+            both = self.let(f"load <{width} x i8>, ptr {place}, align 1")
+            low = self.let(f"zext <{width} x i8> {both} to {of}")
+            high = self.let(f"shl {of} {low}, splat (i32 12)")
+            both = self.let(f"or {of} {low}, {high}")
+            both = self.let(f"and {of} {both}, splat (i32 {0xF000F})")
+            pairs.append(self.let(f"bitcast {of} {both} to <{2 * width} x i16>"))
+        return pairs
+
+    def in_order(self, totals: Sequence[str], width: int) -> list[str]:
+        return list(totals)
+
+    def ends(self, first: str, n: str, parts: int, width: int) -> list[tuple[str, str]]:
+        at = self.entry(self.whole("sdiv", first, _DEPTH), n)
+        return [
+            (self.half("%s", place, width), self.half("%lows", place, width))
+            for place in (self.whole("add", at, part * width) for part in range(parts))
+        ]
+
+    def half(self, base: str, index: str, width: int) -> str:
+        at, of = self.at(base, index, "half"), f"<{width} x half>"
+        value = self.let(f"load {of}, ptr {at}, align 2")
+        return self.let(f"fpext {of} {value} to <{width} x float>")
+
+    def of_group(
+        self, end: tuple[str, str], row: str, first: str, value: str, so_far: str, width: int
+    ) -> tuple[str, str]:
+        """The products by their group's scales, and the sum with those of its lowest numbers."""
+        scales, lows = end
+        group = self.whole("sdiv", first, _DEPTH)
+        at = self.whole("add", self.whole("mul", row, "%groups"), group)
+        so_far = self.add_product(self.scalar("%sums", at, width), lows, so_far, width)
+        return self.let(f"fmul <{width} x float> {value}, {scales}"), so_far
 
 
 class PairsByRows(ByRows):

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int16, Int32
+from jaxtyping import Array, Float, Float16, Float32, Int16, Int32
 
 from specjax.cpu_code import (
     BLOCK,
@@ -28,6 +28,7 @@ from specjax.cpu_code import (
     ByColumns,
     ByRows,
     Code,
+    FourBits,
     Kernel,
     PairsByColumns,
     PairsByRows,
@@ -45,6 +46,8 @@ _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
 def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     """Whether `product` multiplies them; without llvmlite it multiplies nothing."""
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
+    if weight.dtype == jnp.uint8:
+        known = has_pairs()
     most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
     return known and 0 < x.shape[0] <= most and available()
 
@@ -52,11 +55,12 @@ def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
 def product(
     x: Float32[Array, "M K"],
     weight: Array,
-    scales: Float32[Array, " N"] | None = None,
+    scales: Float[Array, "*G N"] | None = None,
+    lows: Float16[Array, "G N"] | None = None,
     *,
     by_rows: bool = False,
 ) -> Float32[Array, "M N"]:
-    """`(x @ weight) * scales` in a program for one CPU.
+    """`(x @ weight) * scales` in a program for one CPU; `lows` as in `models.int4.Int4Weight`.
 
     With scales, a CPU with AVX-512 VNNI multiplies x in 16 bits: whole numbers of its rows, with a
     factor for each `BLOCK`. It takes half the instructions of floats.
@@ -64,6 +68,13 @@ def product(
     The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
     dtype = jnp.dtype(weight.dtype)
+    if lows is not None:
+        whole, factors = _in_16_bits(x)
+        groups = jnp.sum(whole.reshape(len(x), len(lows), -1), axis=-1, dtype=jnp.int32)
+        wide = jnp.repeat(factors, BLOCK * len(lows) // x.shape[1], axis=1)[:, : len(lows)]
+        sums = groups.astype(jnp.float32) * wide
+        arrays = [whole, weight, scales, lows, factors, sums]
+        return _call(arrays, (len(x), weight.shape[1]), FourBits, dtype, True)
     is_even = x.shape[1] % (32 if by_rows else 2) == 0
     if dtype == jnp.int8 and scales is not None and is_even and has_pairs():
         form: Any = (PairsByRows if by_rows else PairsByColumns, dtype)

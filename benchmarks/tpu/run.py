@@ -23,7 +23,7 @@ from benchmarks.tpu.measures import MB, expert_bytes, numbers_of, rooflines
 from benchmarks.tpu.topologies import TPUS, mesh_of
 from specjax.cli.bench import check_positive
 from specjax.cli.report import Report
-from specjax.models.int8 import FORMS
+from specjax.models.quantised import FORMS
 
 HELP = "bytes, copies, padding and estimated cycles of the programs that a TPU would run"
 

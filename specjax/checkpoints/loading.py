@@ -28,7 +28,7 @@ from specjax.checkpoints.ignored import check_adapter, warn_of_adapter
 from specjax.checkpoints.maxtext import maxtext_file, maxtext_pieces
 from specjax.checkpoints.maxtext_config import read_maxtext_config
 from specjax.checkpoints.orbax import PARAMS, OrbaxReader, last_tree
-from specjax.checkpoints.quantising import int8_placers
+from specjax.checkpoints.quantising import quantised_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.checkpoints.tunix import tunix_pieces
@@ -37,7 +37,7 @@ from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, preset
 from specjax.models.config import common_dtype, float_dtype
 from specjax.models.families import config_from_dict, family_of
-from specjax.models.int8 import check_form, int8_form
+from specjax.models.quantised import check_form, quantised_form
 from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.model_files import (
     GENERATION_FILE,
@@ -143,8 +143,9 @@ def load_model(
         checkpoint, to compare the array files with their checksums.
       weights: "int8" stores every kernel (no embedding) as 8-bit integers with a scale per
         output channel, "int8+embedding" the embedding too, with a scale per token. Qwix makes them
-        (`pip install '.[int8]'`). Such a model can decode, but not be trained or saved. None:
-        all parameters have `param_dtype`.
+        (`pip install '.[int8]'`). "int4" stores kernels as 4-bit numbers with a scale per 32 of an
+        output channel, and the embedding in 8 bits. Such a model can decode, but not be trained or
+        saved. None: all parameters have `param_dtype`.
 
     Raises:
       FileNotFoundError: for a missing directory or file.
@@ -175,8 +176,9 @@ def load_model(
     placed = _shardings(model, shapes, mesh, rules, shardings)
     needed = 0
     for name, shape in shapes.items():
-        form = stored if int8_form(name, shape, weights) is None else np.int8
-        needed += nbytes(jax.ShapeDtypeStruct(shape, form), placed[name])
+        kind = quantised_form(name, shape, weights)
+        array = jax.ShapeDtypeStruct(shape, stored) if kind is None else kind.abstract(shape).values
+        needed += nbytes(array, placed[name])
     devices: set[jax.Device] = set().union(*(x.device_set for x in placed.values()))
     remedy = "over more devices (`mesh`)"
     if not weights:
@@ -184,7 +186,7 @@ def load_model(
     what = f"{opened.path}: the parameters in {weights or stored}"
     check_fits(what, needed, f"load them {remedy}", devices)
     options: Any = {"dtype": stored, "shardings": placed, "check": check_weights}
-    others = int8_placers(shapes, placed, weights, opened.path if check_weights else None)
+    others = quantised_placers(shapes, placed, weights, opened.path if check_weights else None)
     spread = any(len(one.device_set) > 1 for one in placed.values())
     reader = opened.reader
     if spread and not others and opened.format == "orbax" and isinstance(reader, OrbaxReader):

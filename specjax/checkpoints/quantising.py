@@ -1,11 +1,12 @@
-"""Quantises matrices while they are read, with Qwix.
+"""Quantises matrices while they are read: to 8 bits with Qwix.
 
 What Qwix saves has no stable structure, so checkpoints keep their floats, and a model is quantised
 whenever it is loaded.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from specjax.checkpoints.arrays import View, check_finite, copy_as, matrices_of
 from specjax.checks import require
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.models.int8 import Int8Weight, int8_form
+from specjax.models.int4 import Int4Weight
+from specjax.models.quantised import QuantisedWeight, quantised_form
 from specjax.platforms import host_cpu
 
 # Blocks are copied and quantised beside each other; each takes a few times its floats.
@@ -28,52 +30,51 @@ _THREADS = 2
 _BLOCK = 2**20
 
 
-def int8_placers(
+def quantised_placers(
     shapes: Mapping[str, tuple[int, ...]],
     shardings: Mapping[str, Sharding],
     form: str | None,
     check: Path | None,
-) -> dict[str, Callable[[View], Int8Weight]]:
+) -> dict[str, Callable[[View], QuantisedWeight]]:
     """The functions that quantise and place the matrices of a model, by path.
 
-    `form` is that of `specjax.models.int8.int8_form`; `check` the checkpoint, to search its
-    matrices for NaN and infinity; None: not to.
+    `form` is that of `specjax.models.quantised.quantised_form`; `check` the checkpoint, to search
+    its matrices for NaN and infinity; None: not to.
     """
-    placers: dict[str, Callable[[View], Int8Weight]] = {}
+    placers: dict[str, Callable[[View], QuantisedWeight]] = {}
     for path, shape in shapes.items():
-        if (kind := int8_form(path, shape, form)) is not None:
+        if (kind := quantised_form(path, shape, form)) is not None:
             name = None if check is None else f"{check}: {path}"
-            places = shardings[path], _of_scales(path, shape, shardings[path], kind)
+            places = _of_arrays(path, shape, shardings[path], kind)
             _quantiser(kind)  # says at once that Qwix is missing
             placers[path] = functools.partial(_quantise, kind=kind, name=name, places=places)
     return placers
 
 
 def _quantise(
-    view: View, *, kind: type[Int8Weight], name: str | None, places: tuple[Sharding, Sharding]
-) -> Int8Weight:
+    view: View, *, kind: type[QuantisedWeight], name: str | None, places: Sequence[Sharding]
+) -> QuantisedWeight:
     axis, of_block = kind.channel_axis(), _quantiser(kind)
-    values = np.empty(view.shape, np.int8)
-    scales = np.empty((*view.shape[:-2], view.shape[-2:][axis]), np.float32)
+    shapes, tree = jax.tree.flatten(kind.abstract(view.shape))
+    arrays = [np.empty(x.shape, x.dtype) for x in shapes]
 
-    def fill(
-        number: int, matrix: Any, in_8_bits: np.ndarray, of_channels: np.ndarray, channels: slice
-    ) -> None:
-        at = (slice(None),) * axis + (channels,)
+    def fill(number: int, matrix: Any, *parts: np.ndarray, channels: slice) -> None:
+        at = (..., channels) if axis else (channels,)
         block = copy_as(matrix[at], np.dtype(np.float32))
         if name is not None:
             begins = (number, 0, channels.start) if axis else (number, channels.start, 0)
             dims = len(view.shape)
             check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
-        in_8_bits[at], of_channels[channels] = map(np.asarray, of_block(block))
+        for part, numbers in zip(parts, of_block(block), strict=True):
+            part[at] = np.asarray(numbers)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        for number, parts in enumerate(matrices_of(view, values, scales)):
-            channels, others = parts[0].shape[axis], parts[0].shape[1 - axis]
+        for number, (matrix, *parts) in enumerate(matrices_of(view, *arrays)):
+            channels, others = matrix.shape[axis], matrix.shape[1 - axis]
             step = max(1, _BLOCK // max(1, others))
             slices = [slice(start, start + step) for start in range(0, channels, step)]
-            list(pool.map(functools.partial(fill, number, *parts), slices))
-    return kind(_place(values, places[0]), _place(scales, places[1]))
+            list(pool.map(lambda x: fill(number, matrix, *parts, channels=x), slices))  # noqa: B023
+    return jax.tree.unflatten(tree, map(_place, arrays, places))
 
 
 def _place(array: np.ndarray, sharding: Sharding) -> jax.Array:
@@ -83,29 +84,28 @@ def _place(array: np.ndarray, sharding: Sharding) -> jax.Array:
     return cut.block_until_ready()
 
 
-def _of_scales(
-    path: str, shape: tuple[int, ...], sharding: Sharding, kind: type[Int8Weight]
-) -> Sharding:
+def _of_arrays(
+    path: str, shape: tuple[int, ...], sharding: Sharding, kind: type[QuantisedWeight]
+) -> list[Sharding]:
     if isinstance(sharding, NamedSharding):
         spec = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
-        return NamedSharding(sharding.mesh, jax.P(*kind.axes(spec).scales))
+        axes = dataclasses.astuple(kind.axes(spec))
+        return [NamedSharding(sharding.mesh, jax.P(*names)) for names in axes]
     if len(sharding.device_set) > 1:
         raise UserError(
             f"`shardings` of quantised matrices must be NamedShardings, got {sharding} for {path}"
         )
-    return sharding
+    return [sharding] * len(dataclasses.fields(kind))
 
 
 @functools.cache
-def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]]:
-    qwix = require("qwix", "int8")
+def _quantiser(kind: type[QuantisedWeight]) -> Callable[[np.ndarray], Sequence[Any]]:
+    if issubclass(kind, Int4Weight):
+        quantise = jit(lambda block: tuple(jax.tree.leaves(kind.of(block))))
+    else:
+        quantise = _to_8_bits(kind.channel_axis())
 
-    @jit
-    def quantise(block: jax.Array) -> tuple[jax.Array, jax.Array]:
-        matrix = qwix.quantize(block, jnp.int8, channelwise_axes=(kind.channel_axis(),))
-        return matrix.qvalue, matrix.scale.reshape(-1)
-
-    def on_host(block: np.ndarray) -> tuple[Any, Any]:
+    def on_host(block: np.ndarray) -> Sequence[Any]:
         # Qwix needs JAX's default promotions.
         with (
             jax.default_device(host_cpu()),
@@ -115,3 +115,14 @@ def _quantiser(kind: type[Int8Weight]) -> Callable[[np.ndarray], tuple[Any, Any]
             return quantise(block)
 
     return on_host
+
+
+def _to_8_bits(axis: int) -> Callable[[Any], Sequence[Any]]:
+    qwix = require("qwix", "int8")
+
+    @jit
+    def quantise(block: jax.Array) -> tuple[jax.Array, jax.Array]:
+        matrix = qwix.quantize(block, jnp.int8, channelwise_axes=(axis,))
+        return matrix.qvalue, matrix.scale.reshape(-1)
+
+    return quantise

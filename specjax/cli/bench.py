@@ -22,6 +22,7 @@ from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.environment import products
 from specjax.errors import UserError
+from specjax.models.quantised import FORMS
 from specjax.study.measure import Times, take_turns, tell, time_call
 from specjax.study.speedups import (
     best,
@@ -91,18 +92,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse._ActionsContainer, default: str) -> None:
-    """Adds the form of both models' matrices, which `form_of` reads."""
+    """Adds the forms of both models' matrices, which `forms_of` reads."""
+    forms = ["floats", *FORMS]
     parser.add_argument(
         "--weights",
         default=default,
-        choices=["floats", "int8", "int8+embedding"],
-        help="both models' matrices: the floats that their files stand for, or 8-bit integers",
+        choices=forms,
+        help="the models' matrices: the floats that their files stand for, or fewer bits (int8: "
+        "all but embeddings; int4: kernels, and embeddings in 8 bits)",
+    )
+    parser.add_argument(
+        "--drafter-weights",
+        choices=forms,
+        help="the drafter's, whose errors change no text: int4 reads least (default: --weights)",
     )
 
 
-def form_of(weights: str) -> str | None:
-    """Returns `load_pair`'s name of what `--weights` names."""
-    return None if weights == "floats" else weights
+def forms_of(args: argparse.Namespace) -> Any:
+    """Returns `load_pair`'s value for `--weights` and `--drafter-weights`."""
+    names = {"verifier": args.weights, "drafter": args.drafter_weights}
+    forms = {name: None if form == "floats" else form for name, form in names.items()}
+    return forms["verifier"] if args.drafter_weights is None else forms
 
 
 class Side(NamedTuple):
@@ -124,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = load(args, chat=args.chat, weights=form_of(args.weights))
+    pair, tokens = load(args, chat=args.chat, weights=forms_of(args))
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     acceptance: dict[float, list[float]] = {}
@@ -167,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
             verdicts.append(_verdict(sides, costs, where))
     table_of_passes = Report([*passes.values()], list(next(iter(passes.values())))).table()
     notes = ["", table_of_passes, "", *_NOTES, *products(), "", *verdicts]
-    report = Report(rows, list(rows[0]), notes, {"weights": args.weights})
+    report = Report(rows, list(rows[0]), notes, {"weights": forms_of(args)})
     for row in rows:  # for the line of JSON
         row["passes"] = passes[row["rows"], row["max_draft"]]
     report.show("bench")
@@ -181,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
         rates = tuple(float(np.mean(acceptance[temperature])) for temperature in tried)
         every = dataclasses.replace(every, temperatures=tuple(tried), acceptance=rates)
         names = {"drafter": pair.drafter.name, "verifier": pair.verifier.name}
-        content = costs_file(every, models=names, weights=args.weights)
+        content = costs_file(every, models=names, weights=forms_of(args))
         write_atomically(Path(args.costs), content)
         tell(f"wrote {args.costs}")
         for batch, temperature in itertools.product(args.rows, tried):
@@ -191,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(
-    args: argparse.Namespace, *, chat: bool = False, weights: str | None = None
+    args: argparse.Namespace, *, chat: bool = False, weights: Any = None
 ) -> tuple[Pair, list[np.ndarray]]:
     """Loads the pair and the tokens of the prompts."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")

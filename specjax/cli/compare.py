@@ -145,7 +145,7 @@ def decoding(
 def models_of(settings: "Sequence[Setting]") -> "dict[str, TextModel]":
     """Loads the pair of the gin files and the other drafters of the settings."""
     from specjax import text
-    from specjax.models.int8 import form_of
+    from specjax.models.quantised import form_of
 
     models = gin_config.call_part(infer.load_models)
     verifier = models["verifier"]

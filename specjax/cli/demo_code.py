@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.checks import check_count
-from specjax.cli.bench import add_weights, check_positive, form_of, measure
+from specjax.cli.bench import add_weights, check_positive, forms_of, measure
 from specjax.cli.demo_chat import show_answer, summary
 from specjax.drafting import Lookup
 from specjax.environment import products
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     paths = {"verifier": args.verifier, "drafter": args.drafter}
     models = load_pair(
         **{name: path for name, path in paths.items() if path is not None},
-        weights=form_of(args.weights),
+        weights=forms_of(args),
     )
     options: dict[str, Any] = {
         "sampling": Sampling(temperature=0.0),

@@ -279,7 +279,7 @@ def load_models(
 ) -> "dict[str, text.TextModel]":
     """Loads the verifier, the drafter or both; without directories those of the built-in pair."""
     from specjax import text
-    from specjax.models.int8 import form_of
+    from specjax.models.quantised import form_of
     from specjax.text.directories import DEFAULT_PAIR, PREFIX
 
     shared: dict[str, Any] = {

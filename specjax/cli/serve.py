@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.checks import one_number, whole_number
-from specjax.cli.bench import add_weights, form_of
+from specjax.cli.bench import add_weights, forms_of
 from specjax.errors import MissingLibraryError, UserError
 from specjax.study.measure import tell
 from specjax.text import Decoder, Setting, load_pair
@@ -158,7 +158,7 @@ def _decoder(args: argparse.Namespace) -> Decoder:
     given = {name: value for name, value in given.items() if value is not None}
     costs = None if args.costs is None else read_costs(args.costs)
     setting = Setting(**given, costs=costs)  # checked before the models are read
-    models = load_pair(verifier=args.verifier, drafter=args.drafter, weights=form_of(args.weights))
+    models = load_pair(verifier=args.verifier, drafter=args.drafter, weights=forms_of(args))
     lengths = [_SHORTEST]
     while lengths[-1] < args.prompt_length:
         lengths.append(lengths[-1] * _TIMES)

@@ -18,7 +18,7 @@ from specjax.drafting.chain import Chain
 from specjax.drafting.lookup import Lookup
 from specjax.drafting.trees import CaterpillarDrafter
 from specjax.errors import UserError
-from specjax.models.int8 import form_of
+from specjax.models.quantised import form_of
 from specjax.rules import Lossless, Lossy
 from specjax.rules.target import check_is_rule, has_carry
 from specjax.types import Drafter, Drafting, DraftModels, Params, Rule, Verification

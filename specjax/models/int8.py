@@ -4,21 +4,17 @@ Reading weights takes most of the time of decoding few rows. Integers of 8 bits 
 of bfloat16 and a quarter of float32.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int8
 
-from specjax.errors import UserError
-from specjax.models.weights import StoredWeight, is_stack
+from specjax.models.weights import StoredWeight
 from specjax.platforms import by_platform, is_special
-from specjax.types import Params, traced_dataclass
+from specjax.types import traced_dataclass
 
-INT8, WITH_EMBEDDING = "int8", "int8+embedding"
-FORMS = (INT8, WITH_EMBEDDING)
-_EMBEDDINGS = ("token_embedder/embedding", "layer_inputs/embedding")
 # On CPUs, a product with fewer tokens than this converts the matrix in pieces of so many rows.
 _FEW_TOKENS, _MOST_ROWS, _LEAST_ROWS = 64, 128, 32
 
@@ -80,6 +76,12 @@ class Int8Weight(StoredWeight):
         return (dot(x, self.values).astype(jnp.float32) * scales).astype(x.dtype)
 
     @classmethod
+    def abstract(cls, shape: tuple[int, ...]) -> Any:
+        scales: Any = jax.ShapeDtypeStruct(cls.axes(shape).scales, jnp.float32)
+        values: Any = jax.ShapeDtypeStruct(shape, jnp.int8)
+        return cls(values, scales)
+
+    @classmethod
     def axes(cls, names: Any) -> Any:
         channels: Any = (*names[:-2], names[-2:][cls.channel_axis()])
         return cls(names, channels)
@@ -128,52 +130,3 @@ class Int8Embedding(Int8Weight):
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
         sums = jax.lax.map(lambda values: dot(x, values.astype(x.dtype)), pieces)
         return jnp.moveaxis(sums, 0, 1).reshape(x.shape[0], -1)
-
-
-def int8_form(path: str, shape: tuple[int, ...], form: str | None) -> type[Int8Weight] | None:
-    """The class of a parameter in 8 bits; None for a parameter that is left as it is.
-
-    Args:
-      path: of the parameter, such as "decoder/layers_0/mlp/wo/kernel".
-      shape: its shape.
-      form: one of `FORMS`; None leaves everything.
-    """
-    if form is None:
-        return None
-    if is_stack(path, shape) or (len(shape) == 2 and path.endswith("/kernel")):
-        return Int8Weight
-    return Int8Embedding if path in _EMBEDDINGS and form == WITH_EMBEDDING else None
-
-
-def abstract_int8(params: Params, form: str | None) -> Params:
-    """The shapes of a model's parameters in 8 bits, from `Model.abstract_params`."""
-
-    def change(path: Any, leaf: Any) -> Any:
-        kind = int8_form("/".join(str(key.key) for key in path), leaf.shape, form)
-        if kind is None:
-            return leaf
-        scales: Any = jax.ShapeDtypeStruct(kind.axes(leaf.shape).scales, jnp.float32)
-        values: Any = jax.ShapeDtypeStruct(leaf.shape, jnp.int8)
-        return kind(values, scales)
-
-    return jax.tree_util.tree_map_with_path(change, params)
-
-
-def check_form(value: Any, name: str = "weights") -> str | None:
-    """The form of matrices that a user gives: one of `FORMS`, or None."""
-    if value is not None and not (isinstance(value, str) and value in FORMS):
-        raise UserError(f"`{name}` must be one of {', '.join(FORMS)}, or None, got {value!r}")
-    return value
-
-
-def form_of(weights: Any, model: str) -> str | None:
-    """The form of a model's matrices.
-
-    Args:
-      weights: a form for all models, or a mapping from names of models to forms; a model without
-        an entry is left as it is.
-      model: the name of the model.
-    """
-    if not isinstance(weights, Mapping):
-        return check_form(weights)
-    return check_form(weights.get(model), f"weights[{model!r}]")

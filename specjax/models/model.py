@@ -42,7 +42,7 @@ from specjax.types import (
     TreeShape,
 )
 
-# The tokens that a pass after a common beginning reads: one program serves prompts of any length.
+# The tokens of a prompt that one of several passes reads: one program serves prompts of any length.
 _PASS = 64
 
 
@@ -60,6 +60,8 @@ class Model(LanguageModel, abc.ABC):
       boundaries: what it returns as hidden states; see `reading`.
       rollback: the most tokens that a row may go back by, if it has recurrent layers; see
         `specjax.models.recurrent`. Their time and memory grow with it.
+      in_passes: whether `prefill` reads long prompts in several passes, as many as the longest
+        needs. On a CPU a pass takes the time of its tokens, with those of the padding.
     """
 
     config: ModelConfig
@@ -68,6 +70,7 @@ class Model(LanguageModel, abc.ABC):
     tokens: int | None = None
     boundaries: tuple[int, ...] = ()
     rollback: int = 32
+    in_passes: bool = False
 
     @property
     def reads_trees(self) -> bool:  # type: ignore[override]  # a state has no branches
@@ -110,7 +113,8 @@ class Model(LanguageModel, abc.ABC):
         layers = [config.of_layer(i) for i in config.style.cached]
         kv_heads = math.gcd(*(layer.kv_heads for layer in layers))
         sizes = (config.num_heads, kv_heads, min(layer.head_dim for layer in layers))
-        return dataclasses.replace(self, layout=layout_for(platform, *sizes, ways))
+        layout = layout_for(platform, *sizes, ways)
+        return dataclasses.replace(self, layout=layout, in_passes=platform == "cpu")
 
     def init(self, key: Array) -> Params:
         """Random parameters: a nested dict of arrays of `config.param_dtype`."""
@@ -388,6 +392,10 @@ class CausalLM(Model):
                 params, tokens, positions, starts, fill(cache, beginning)
             )
             return self._prefilled(cache, last, positions, tokens, states)
+        if continues and self.in_passes and tokens.shape[1] > _PASS + 1:
+            start = jnp.zeros_like(positions)
+            cache, states = self._continued(params, tokens, positions, start, cache)
+            return self._prefilled(note(cache), last, positions, tokens, states)
         read, seen = tokens[:, :-1], None
         if whole:
             seen = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] <= positions[:, None]

@@ -35,7 +35,7 @@ from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import nbytes
 from specjax.models import PRESETS, Model, ModelConfig, model_from_config
 from specjax.models.heads import HeadFiles
-from specjax.models.int8 import form_of
+from specjax.models.quantised import form_of
 from specjax.models.recurrent import empty_memory
 from specjax.partitioning import STANDARD_RULES, WHOLE_RULES
 from specjax.text.draft_length import LONGEST, RoundCost, draft_length, expected_rounds
