@@ -528,13 +528,18 @@ class PairsByColumns(_Product):
                 y = self.whole("add", self.entry(row, n), part * width)
                 value = self.let(f"sitofp {kind} {total} to <{width} x float>")
                 so_far = self.floats("%y", y, width)
-                if ends:  # of 4 bits
-                    value, so_far = self.of_group(ends[part], row, first, value, so_far, width)
+                value, so_far = self.of_group(ends[part], row, first, value, so_far, width)
                 self.store(self.add_product(value, factor, so_far, width), y, width)
 
-    def ends(self, first: str, n: str, parts: int, width: int) -> list[tuple[str, str]]:
-        """Factors and lowest numbers of the columns, if a block of them has its own."""
-        return []
+    def ends(self, first: str, n: str, parts: int, width: int) -> list[Any]:
+        """What `of_group` reads, for each vector of columns."""
+        return [None] * parts
+
+    def of_group(
+        self, end: Any, row: str, first: str, value: str, so_far: str, width: int
+    ) -> tuple[str, str]:
+        """A sum of products of a group of inputs, and the sum so far, with what belongs to both."""
+        return value, so_far
 
     def pairs(self, k: str, n: str, size: int) -> list[str]:
         """Numbers of two rows of the matrix, in turns, as 16 bits."""
@@ -613,7 +618,7 @@ class FourBits(PairsByColumns):
     def in_order(self, totals: Sequence[str], width: int) -> list[str]:
         return list(totals)
 
-    def ends(self, first: str, n: str, parts: int, width: int) -> list[tuple[str, str]]:
+    def ends(self, first: str, n: str, parts: int, width: int) -> list[Any]:
         at = self.entry(self.whole("sdiv", first, _DEPTH), n)
         return [
             (self.half("%s", place, width), self.half("%lows", place, width))
@@ -626,9 +631,8 @@ class FourBits(PairsByColumns):
         return self.let(f"fpext {of} {value} to <{width} x float>")
 
     def of_group(
-        self, end: tuple[str, str], row: str, first: str, value: str, so_far: str, width: int
+        self, end: Any, row: str, first: str, value: str, so_far: str, width: int
     ) -> tuple[str, str]:
-        """The products by their group's scales, and the sum with those of its lowest numbers."""
         scales, lows = end
         group = self.whole("sdiv", first, _DEPTH)
         at = self.whole("add", self.whole("mul", row, "%groups"), group)

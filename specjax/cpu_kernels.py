@@ -67,7 +67,7 @@ def product(
 
     The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
-    dtype = jnp.dtype(weight.dtype)
+    dtype, arrays = jnp.dtype(weight.dtype), list[Any]()
     if lows is not None:
         whole, factors = _in_16_bits(x)
         groups = jnp.sum(whole.reshape(len(x), len(lows), -1), axis=-1, dtype=jnp.int32)

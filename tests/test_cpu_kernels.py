@@ -1,5 +1,6 @@
 """Products of few rows on CPUs: their numbers, the order of their sums, and where they are used."""
 
+import itertools
 import platform
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from specjax import cpu_code, cpu_kernels
 from specjax.compilation import jit, step_options
 from specjax.models.attention import Segment, _on_cpus
+from specjax.models.int4 import Int4Weight
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.position_encoding import MASKED
 from specjax.models.weights import product
@@ -25,6 +27,7 @@ pytest.importorskip("llvmlite")
 # Depths and numbers of columns: none, one number, less than a vector, parts of several threads, and
 # remainders of all.
 SIZES = [(0, 4), (1, 1), (5, 3), (37, 53), (64, 4096), (130, 1031), (1031, 130), (2048, 70)]
+SIZES_OF_4_BITS = [(32, 1), (64, 4096), (160, 1031), (2080, 70)]
 FORMS = ["float32", "bfloat16", "int8"]
 
 
@@ -32,6 +35,8 @@ def matrix(form, shape, contract, seed=0):
     if form == "int8":
         kind = Int8Embedding if contract else Int8Weight
         return made(kind, shape[::-1] if contract else shape, seed)
+    if form == "int4":
+        return made(Int4Weight, shape, seed)
     values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     return jnp.asarray(values.T if contract else values, form)
 
@@ -48,16 +53,19 @@ def multiplied(contract):
     return jax.jit(lambda x, w: product(x, w, contract, jnp.float32))
 
 
-@pytest.mark.parametrize("contract", [0, 1], ids=["columns", "rows"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "contract"), [*itertools.product(FORMS, [0, 1]), ("int4", 0)], ids=str
+)
 def test_products_are_exact_and_have_one_order(form, contract):
+    if form == "int4" and not cpu_kernels.has_pairs():
+        pytest.skip("this CPU has no AVX-512 VNNI, so XLA multiplies matrices of 4 bits")
     run = multiplied(contract)
-    for shape in SIZES:
+    for shape in SIZES_OF_4_BITS if form == "int4" else SIZES:
         weight, x = matrix(form, shape, contract), vectors(40, shape[0])
         exact = numbers(weight)
         exact = np.asarray(x, np.float64) @ (exact.T if contract else exact)
         alone = np.concatenate([run(x[i : i + 1], weight) for i in range(40)])
-        bound = product_error() if form == "int8" else 1e-6
+        bound = product_error() if "int" in form else 1e-6
         assert np.abs(alone - exact).max() <= bound * np.abs(exact).max(), shape
         many = () if form == "float32" and not contract else (40,)  # those are XLA's
         for rows in (2, 3, 6, 7, 12, 16, *many):

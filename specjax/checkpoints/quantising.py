@@ -101,7 +101,9 @@ def _of_arrays(
 @functools.cache
 def _quantiser(kind: type[QuantisedWeight]) -> Callable[[np.ndarray], Sequence[Any]]:
     if issubclass(kind, Int4Weight):
-        quantise = jit(lambda block: tuple(jax.tree.leaves(kind.of(block))))
+        quantise: Callable[[Any], Sequence[Any]] = jit(
+            lambda block: tuple(jax.tree.leaves(kind.of(block)))
+        )
     else:
         quantise = _to_8_bits(kind.channel_axis())
 

@@ -52,7 +52,7 @@ def test_a_longer_block_reads_more_experts():
     for tokens, experts in used.items():
         assert network.pass_bytes(tokens) == pytest.approx(2 * (dense + 48 * experts * expert))
     quantised = predicted.Network.of(config, "int8")
-    assert quantised.expert_bytes == network.expert_bytes / 2
+    assert quantised.expert_bytes == pytest.approx(network.expert_bytes / 2, rel=5e-3)  # scales
 
 
 def test_layers_that_share_keys_and_values_read_them_again():

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax.checkpoints import load_model, quantising, save_model
 from specjax.checkpoints.arrays import flatten, unflatten
 from specjax.checkpoints.saving import FORMATS
+from specjax.models.int4 import Int4Weight
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
 from tests.models.test_int8 import product_error
@@ -61,6 +62,27 @@ def test_the_integers_are_those_of_qwix(saved, monkeypatch, name, block):
         assert difference.max() <= 0.51 * weight.scales.max()
     kernels = flatten(load_model(path, weights="int8").params)
     assert not isinstance(kernels["token_embedder/embedding"], Int8Weight)
+
+
+@pytest.mark.parametrize("block", [quantising._BLOCK, 50])
+def test_4_bits_are_those_of_whole_matrices(saved, monkeypatch, block):
+    monkeypatch.setattr(quantising, "_BLOCK", block)
+    path, params = saved("llama")
+    floats, mesh, out = (
+        flatten(params),
+        make_mesh(1, 2),
+        "decoder/layers_0/self_attention/out/kernel",
+    )
+    for found in (load_model(path, weights="int4", mesh=x) for x in (None, mesh)):
+        weights = flatten(found.params)
+        weights = {name: x for name, x in weights.items() if isinstance(x, Int4Weight)}
+        assert weights.keys() == {out}
+        for name, weight in weights.items():
+            whole = Int4Weight.of(jnp.asarray(floats[name]))
+            difference = np.abs(weight.read(jnp.float32) - whole.read(jnp.float32))
+            assert difference.max() <= 1e-3 * np.abs(floats[name]).max()
+    assert weights[out].values.sharding.spec[0] == "model"
+    assert weights[out].scales.sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize("format", ["hf", "orbax"])
@@ -153,7 +175,7 @@ def test_a_quantised_model_is_not_saved(saved, tmp_path):
 
 def test_other_forms_and_shardings_are_refused(saved, monkeypatch):
     path, _ = saved()
-    one_line(lambda: load_model(path, weights="int4"), "`weights` must be one of int8", "'int4'")
+    one_line(lambda: load_model(path, weights="int2"), "`weights` must be one of int8", "'int2'")
     monkeypatch.setitem(sys.modules, "qwix", None)
     quantising._quantiser.cache_clear()
     one_line(lambda: load_model(path, weights="int8"), "pip install '.[int8]'", error=ImportError)

@@ -14,7 +14,7 @@ from specjax.models.config import Routing
 from specjax.models.int8 import Int8Weight
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.platforms import as_on_tpus, compiled_for
-from tests.models.test_int8 import in_floats, in_int8
+from tests.models.test_int8 import in_floats, quantise
 from tests.models.tiny import error, quick_jit, tiny
 from tests.variants import variants
 
@@ -186,7 +186,7 @@ def test_devices_add_what_their_experts_give(name, mesh, form):
     """With eight devices and four experts, each expert is split."""
     t = tiny(name)
     part = Partitioner(make_mesh(*mesh))
-    params = in_int8(t.params) if form else t.params
+    params = quantise(t.params) if form else t.params
     tokens = RNG.integers(0, 48, (2, 9)).astype(np.int32)
     alone = quick_jit(t.model.apply)(in_floats(params), tokens)
     placed = part.place(params, part.param_shardings(t.model, params))

@@ -1,4 +1,4 @@
-"""Matrices in 8 bits: their products, their rows, and what a compiled loop reads."""
+"""Matrices in 8 and in 4 bits: their products, their rows, and what a compiled loop reads."""
 
 import itertools
 import re
@@ -11,14 +11,14 @@ from flax.traverse_util import flatten_dict
 
 from specjax import cpu_kernels
 from specjax.models import int8, model_from_config, preset
-from specjax.models.int8 import (
+from specjax.models.int4 import Int4Weight
+from specjax.models.int8 import Int8Embedding, Int8Weight
+from specjax.models.quantised import (
     FORMS,
-    Int8Embedding,
-    Int8Weight,
-    abstract_int8,
+    abstract_quantised,
     check_form,
     form_of,
-    int8_form,
+    quantised_form,
 )
 from specjax.models.weights import float32_logits, is_stored, product, rows
 from specjax.types import Prompts
@@ -30,15 +30,19 @@ from tests.variants import variants
 def made(kind, shape, seed=0):
     """A random weight."""
     rng = np.random.default_rng(seed)
+    if kind is Int4Weight:
+        return kind.of(jnp.asarray(rng.normal(size=shape), jnp.float32))
     values = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
     scales = rng.uniform(0.001, 0.01, shape[kind.channel_axis()])
     return kind(values, jnp.asarray(scales, jnp.float32))
 
 
-def in_int8(params, form="int8"):
-    """Parameters with every matrix in 8 bits, as Qwix would make them."""
+def quantise(params, form="int8"):
+    """Parameters with every matrix in fewer bits, as `load_model` would make them."""
 
     def change(like, leaf):
+        if isinstance(like, Int4Weight):
+            return like.of(leaf.astype(jnp.float32))
         if not isinstance(like, Int8Weight):
             return leaf
         axis = -1 - like.channel_axis()
@@ -47,8 +51,8 @@ def in_int8(params, form="int8"):
         values = jnp.clip(jnp.round(leaf.astype(jnp.float32) / wide), -127, 127)
         return type(like)(values.astype(jnp.int8), scales)
 
-    shapes = abstract_int8(params, form)
-    return jax.tree.map(change, shapes, params, is_leaf=lambda x: isinstance(x, Int8Weight))
+    shapes = abstract_quantised(params, form)
+    return jax.tree.map(change, shapes, params, is_leaf=is_stored)
 
 
 def in_floats(params, dtype=jnp.float32):
@@ -62,11 +66,11 @@ def product_error():
     return 6e-5 if cpu_kernels.available() and cpu_kernels.has_pairs() else 1e-6
 
 
-@pytest.mark.parametrize("size", [60, 131, 300, 768])
-@pytest.mark.parametrize("tokens", [1, 5, 64])
+@pytest.mark.parametrize("size", [60, 131, 300, 768, 96])
+@pytest.mark.parametrize("tokens", [1, 5, 64, 300])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_are_those_of_the_matrix(size, tokens, dtype):
-    weight = made(Int8Weight, (size, 40))
+    weight = made(Int4Weight if size == 96 else Int8Weight, (size, 40))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(tokens, size)), dtype)
     found = jax.jit(product)(x, weight)
     assert found.dtype == jnp.dtype(dtype) and found.shape == (tokens, 40)
@@ -96,7 +100,23 @@ def test_logits_and_rows_are_those_of_the_matrix(size, dtype, kind):
     assert error(found, matrix[clipped]) <= (1e-6 if dtype == "float32" else 2**-8)
 
 
-QUICK = [("t5_v1_0", "int8+embedding"), ("llama", "int8"), ("gemma2", "int8+embedding")]
+def test_a_number_in_4_bits_is_the_nearest_of_its_group():
+    matrix = np.random.default_rng(0).normal(size=(96, 40)).astype(np.float32)
+    matrix[:32] += 5.0  # far from 0
+    matrix[32:64, 0], matrix[40, 1] = 0.25, 30.0
+    weight = Int4Weight.of(jnp.asarray(matrix))
+    groups = matrix.reshape(3, 32, 40)
+    steps = (groups.max(axis=1) - groups.min(axis=1)) / 15
+    # Half a step, and a rounding of the scale and of the lowest number.
+    bound = (steps / 2 + 2**-10 * np.abs(groups).max(axis=1)).repeat(32, axis=0)
+    difference = np.abs(np.asarray(weight.read(jnp.float32)) - matrix)
+    assert weight.shape == (96, 40) and (difference <= bound).all()
+    assert not difference[32:64, 0].any()
+    fewer = np.abs(np.asarray(weight.read(jnp.float32))[::-1] - matrix)  # a control
+    assert (fewer > bound).any()
+
+
+QUICK = [("t5_v1_0", "int8+embedding"), ("llama", "int8"), ("gemma2", "int4")]
 
 
 @pytest.mark.parametrize("case", variants(itertools.product(CONFIGS, FORMS), *QUICK), ids=str)
@@ -104,7 +124,7 @@ def test_every_family_gives_the_logits_of_the_same_numbers_as_arrays(case):
     """In batches of ragged rows that roll back, and against a full pass over each row alone."""
     name, form = case
     t = tiny(name)
-    t = t._replace(params=in_int8(t.params, form))
+    t = t._replace(params=quantise(t.params, form))
     bound = max(2e-5, 10 * product_error())
     assert worst_error(t) < bound
     inputs, lengths = np.array([[3, 4, 5, 6]], np.int32), np.array([4], np.int32)
@@ -118,23 +138,27 @@ def test_every_family_gives_the_logits_of_the_same_numbers_as_arrays(case):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_which_parameters_are_in_8_bits(name):
     shapes = flatten_dict(model_from_config(CONFIGS[name]).abstract_params(), sep="/")
-    plain, embedded = (
-        {path: int8_form(path, leaf.shape, form) for path, leaf in shapes.items()} for form in FORMS
+    plain, embedded, fewest = (
+        {path: quantised_form(path, leaf.shape, form) for path, leaf in shapes.items()}
+        for form in FORMS
     )
     for path, leaf in shapes.items():
         of_expert = path.endswith(("/wi_0", "/wi_1", "/wo"))
         assert not of_expert or name in ("mixtral", "gpt_oss", "qwen3_next", "gemma4")
         of_product = path.endswith("/kernel") and "_conv" not in path
         assert plain[path] == (Int8Weight if of_product or of_expert else None), path
-        assert int8_form(path, leaf.shape, None) is None
+        assert quantised_form(path, leaf.shape, None) is None
     changed = {path for path in shapes if plain[path] != embedded[path]}
     assert changed == {"token_embedder/embedding", "layer_inputs/embedding"} & shapes.keys()
     assert {embedded[path] for path in changed} == {Int8Embedding}
+    for path, leaf in shapes.items():
+        few = plain[path] is Int8Weight and len(leaf.shape) == 2 and leaf.shape[0] % 32 == 0
+        assert fewest[path] is (Int4Weight if few else embedded[path]), path
 
 
-@pytest.mark.parametrize("bad", ["int4", "", 8, True, ("int8",)])
+@pytest.mark.parametrize("bad", ["int2", "", 8, True, ("int8",)])
 def test_other_forms_are_refused(bad):
-    expected = r"`weights` must be one of int8, int8\+embedding, or None, got"
+    expected = r"`weights` must be one of int8, int8\+embedding, int4, or None, got"
     with pytest.raises(ValueError, match=expected):
         check_form(bad)
     with pytest.raises(ValueError, match="one of int8, int8"):
@@ -146,7 +170,7 @@ def loop_text():
     """The compiled text of a loop of passes, and the sizes of the matrices."""
     config = preset("t5_v1_1_small", num_encoder_layers=1, num_decoder_layers=2, vocab_size=640)
     model = model_from_config(config).for_devices("cpu")
-    params = in_int8(model.init(jax.random.key(0)))
+    params = quantise(model.init(jax.random.key(0)))
     inputs, lengths = np.ones((2, 8), np.int32), np.full(2, 8, np.int32)
     first = quick_jit(model.prefill, static_argnums=2)(params, Prompts(inputs, lengths), 32)
 

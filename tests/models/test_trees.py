@@ -16,7 +16,7 @@ from specjax.models.llama_variants import SmolLM3Config
 from specjax.models.qwen import Qwen3Config
 from specjax.partitioning import Partitioner, make_mesh
 from specjax.types import Prompts
-from tests.models.test_int8 import in_int8
+from tests.models.test_int8 import quantise
 from tests.models.tiny import CONFIGS, error, quick_jit, random_params
 from tests.variants import variants
 
@@ -69,7 +69,7 @@ def network(name, platform="cpu"):
     params = random_params(model)
     if name == PADDED:
         model = dataclasses.replace(model, tokens=41)
-    params = in_int8(params) if name == INT8 else params
+    params = quantise(params) if name == INT8 else params
     return model.for_devices(platform), params
 
 
