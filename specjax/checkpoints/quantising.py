@@ -100,12 +100,8 @@ def _of_arrays(
 
 @functools.cache
 def _quantiser(kind: type[QuantisedWeight]) -> Callable[[np.ndarray], Sequence[Any]]:
-    if issubclass(kind, Int4Weight):
-        quantise: Callable[[Any], Sequence[Any]] = jit(
-            lambda block: tuple(jax.tree.leaves(kind.of(block)))
-        )
-    else:
-        quantise = _to_8_bits(kind.channel_axis())
+    to_4_bits: Any = jit(lambda block: tuple(jax.tree.leaves(Int4Weight.of(block))))
+    quantise = to_4_bits if kind is Int4Weight else _to_8_bits(kind.channel_axis())
 
     def on_host(block: np.ndarray) -> Sequence[Any]:
         # Qwix needs JAX's default promotions.

@@ -76,7 +76,7 @@ def test_4_bits_are_those_of_whole_matrices(saved, monkeypatch, block):
     for found in (load_model(path, weights="int4", mesh=x) for x in (None, mesh)):
         weights = flatten(found.params)
         weights = {name: x for name, x in weights.items() if isinstance(x, Int4Weight)}
-        assert weights.keys() == {out}
+        assert out in weights
         for name, weight in weights.items():
             whole = Int4Weight.of(jnp.asarray(floats[name]))
             difference = np.abs(weight.read(jnp.float32) - whole.read(jnp.float32))
