@@ -771,7 +771,8 @@ class _Segment(NamedTuple):
     """Values of LLVM.
 
     Attributes:
-      length: the number of keys.
+      length: the number of keys that are read.
+      room: that of all, read or not.
       before: how many numbers a query has before those of the segment, and of zeros.
       offset: the lane of the first key, after zeros; "0" is known to be 0.
       keys: the address of those of a head.
@@ -782,6 +783,7 @@ class _Segment(NamedTuple):
     """
 
     length: str
+    room: str
     before: str
     offset: str
     keys: str
@@ -820,19 +822,24 @@ class Attention(Kernel):
 
     def segment(self, number: int) -> _Segment:
         """The segment whose first argument has this number."""
-        length, before, offset = self.let(self.size(number, 2)), self.width, "0"
-        if self.segments:
-            at = self.at(self.let(self.data(number + 3)), "%b", "i32")
+        room, before, offset = self.let(self.size(number, 2)), self.width, "0"
+        length = room
+        if self.count > 1:
+            at = self.at(self.let(self.data(7)), "%b", "i32")
             start = self.let(f"sext i32 {self.let(f'load i32, ptr {at}')} to i64")
-            offset = self.whole("and", start, self.lanes - 1)
+            if self.segments:
+                offset = self.whole("and", start, self.lanes - 1)
+            else:
+                # A cache has nothing from where the block begins.
+                length = self.let(f"call i64 @llvm.smin.i64(i64 {room}, i64 {start})")
         end = self.whole("add", length, offset, self.lanes - 1)
         taken = self.whole("mul", self.whole("sdiv", end, self.lanes), self.lanes)
         self.width = self.whole("add", before, taken)
-        begin = self.whole("mul", "%group", length, "%D")
+        begin = self.whole("mul", "%group", room, "%D")
         keys, values = (
             self.at(self.let(self.data(number + i)), begin, self.stored) for i in (0, 1)
         )
-        step, steps = length, []
+        step, steps = room, []
         for axis in (3, 2, 1, 0):
             size = self.let(self.size(number + 2, axis))
             more = self.let(f"icmp sgt i64 {size}, 1")
@@ -842,7 +849,7 @@ class Attention(Kernel):
         begin = self.whole("mul", "%b", of_row)
         begin = self.whole("add", begin, self.whole("mul", "%k", of_head))
         bias = self.at(self.let(self.data(number + 2)), begin)
-        return _Segment(length, before, offset, keys, values, bias, of_group, of_position)
+        return _Segment(length, room, before, offset, keys, values, bias, of_group, of_position)
 
     def sizes(self, code: Code) -> tuple[str, str, str, str]:
         batch, length, heads, groups, depth = (code.let(self.size(0, i)) for i in range(5))
@@ -917,7 +924,7 @@ class Attention(Kernel):
             for segment, numerators in zip(self.segments, own, strict=True):
                 length, offset = segment.length, segment.offset
                 columns = [
-                    self.at(segment.values, self.whole("mul", i, length), self.stored)
+                    self.at(segment.values, self.whole("mul", i, segment.room), self.stored)
                     for i in numbers
                 ]
                 if offset == "0":

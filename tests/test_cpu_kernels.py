@@ -263,8 +263,11 @@ ATTENTIONS = [
 @pytest.mark.parametrize(("shape", "lengths"), ATTENTIONS, ids=str)
 def test_attention_is_that_of_xla(shape, lengths, form, has_sinks, softcap):
     batch, queries, heads, groups, depth = shape
-    starts = jnp.arange(5, 5 + batch, dtype=jnp.int32)
+    starts = jnp.arange(lengths[0] // 2, lengths[0] // 2 + batch, dtype=jnp.int32)
     biases = [random(batch, 1, 1, 1, lengths[0]), random(1, heads, groups, queries, lengths[-1])]
+    if len(lengths) > 1:  # a cache, which has nothing from where the block begins
+        stale = np.arange(lengths[0]) >= np.asarray(starts)[:, None, None, None, None]
+        biases[0] = jnp.where(stale, MASKED, biases[0])
     segments = [
         segment(batch, heads, length, depth, bias, form, start)
         for length, bias, start in zip(
