@@ -107,7 +107,7 @@ def infer_on_ray(
     make_decoder: Callable[..., "text.Decoder"],
     *,
     workers: int,
-    resources: "Mapping[str, float]" = MappingProxyType({"CPU": 0.5}),
+    resources: "Mapping[str, float]" = MappingProxyType({}),
     topology: "str | None" = None,
     num_samples: int = 1,
     sources: bool = False,

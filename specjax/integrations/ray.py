@@ -92,15 +92,15 @@ class Workers:
 
     Attributes:
       count: their number.
-      resources: what each needs of its host, such as `{"TPU": 8}` or `{"GPU": 1}`; `{"CPU": 0.5}`
-        by default: Ray's tasks that read and write need CPUs besides.
+      resources: what each needs of its host, such as `{"TPU": 8}` or `{"GPU": 1}`. CPUs that are
+        counted here are lost to Ray's tasks that read, filter and write, which need two.
       hosts: the number of hosts that are one actor: their processes form one JAX program.
       topology: the version and topology of a TPU slice of several hosts, such as "v5e:4x4": each
         actor is a whole one, instead of `resources` and `hosts`.
     """
 
     count: int = 1
-    resources: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"CPU": 0.5})
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     hosts: int = 1
     topology: str | None = None
 
