@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from specjax.errors import UserError
 from specjax.integrations.tunix.networks import network_of
 from specjax.integrations.tunix.weights import Weights
 from specjax.text import Decoder, Pair, Setting, TextModel, load_text_model
+from specjax.text.earlier import EarlierAnswers
 from specjax.text.results import RunInfo
 from specjax.text.teacher_forcing import KnownRows, KnownTexts, log_probs_of, rows_at_once
 from specjax.tokenizers import Tokenizer
@@ -67,6 +68,8 @@ class SpecjaxRollout(BaseRollout):
       rollout_config: tunix's `RolloutConfig` for training.
       drafter: the directory of a small model with the same token ids, or of a draft head. By
         default drafts are copies: drafting="Lookup()".
+      refresh: trains the draft head after each update of the weights, on the texts that were
+        written since the one before: such as `specjax.training.HeadRefresh()`.
       batch_size: the number of rows decoded together, of which finished ones are replaced; by
         default all rows of a call.
       lora_scale: alpha / rank of the policy's adapters, if it has some.
@@ -92,6 +95,7 @@ class SpecjaxRollout(BaseRollout):
         rollout_config: RolloutConfig,
         *,
         drafter: str | os.PathLike[str] | None = None,
+        refresh: Callable[[Pair, KnownTexts], TextModel] | None = None,
         batch_size: int | None = None,
         lora_scale: float | None = None,
         with_end: bool = True,
@@ -116,6 +120,10 @@ class SpecjaxRollout(BaseRollout):
         if drafter is not None:
             loading: Any = {"mesh": own_mesh, "tokenizer": ids, "verifier": self._verifier}
             self._drafter = load_text_model(drafter, **loading)
+        if refresh is not None and not (self._drafter and self._drafter.is_head):
+            raise UserError("`refresh` trains a draft head: give its directory as `drafter`")
+        self._refresh, self._written = refresh, KnownTexts([], [])
+        self._earlier: EarlierAnswers | None = None
         self.output: SpecjaxRolloutOutput | None = None
 
     def generate(
@@ -123,7 +131,8 @@ class SpecjaxRollout(BaseRollout):
     ) -> SpecjaxRolloutOutput:
         """Writes a text for each prompt; equal prompts are read once.
 
-        With a seed, equal calls give equal texts; with `seed=None` each call draws anew.
+        With a seed, equal calls give equal texts; with `seed=None` each call draws anew. With
+        `Lookup(earlier=8)` texts depend on the earlier answers, too.
 
         Raises:
           UserError: a field of the configuration cannot be obeyed.
@@ -160,6 +169,7 @@ class SpecjaxRollout(BaseRollout):
                 batch_size=self._batch_size or len(prompts),
                 buckets=(length,),
             )
+            self._earlier = decoder.earlier = self._earlier or decoder.earlier
             result = decoder(
                 [read for read, _ in groups],
                 num_samples=samples,
@@ -169,6 +179,9 @@ class SpecjaxRollout(BaseRollout):
             )
             by_place = {groups[row.index][1][row.sample]: row for row in result}
             rows = [by_place[place] for place in range(len(prompts))]
+            if self._refresh is not None:
+                self._written.prompts.extend(tokens[prompt] for prompt in prompts)
+                self._written.outputs.extend(row.tokens_with_end for row in rows)
             outputs = [row.tokens_with_end if self._with_end else row.tokens for row in rows]
             logs = drawn = None
             if config.return_logprobs:
@@ -213,6 +226,10 @@ class SpecjaxRollout(BaseRollout):
         with self._lock:
             self._weights.update(params)
             self._verifier = dataclasses.replace(self._verifier, params=self._weights.params)
+            if self._refresh is not None and self._written.prompts:
+                pair = Pair(self._drafter, self._verifier)
+                self._drafter = self._refresh(pair, self._written)
+                self._written = KnownTexts([], [])
 
     def pad_id(self) -> int:
         return self._tokenizer.pad_id()
