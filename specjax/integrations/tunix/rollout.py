@@ -68,8 +68,8 @@ class SpecjaxRollout(BaseRollout):
       rollout_config: tunix's `RolloutConfig` for training.
       drafter: the directory of a small model with the same token ids, or of a draft head. By
         default drafts are copies: drafting="Lookup()".
-      refresh: trains the draft head after each update of the weights, on the texts that were
-        written since the one before: such as `specjax.training.HeadRefresh()`.
+      refresh: trains the draft head before the first texts after an update of the weights, on the
+        texts since the one before: such as `specjax.training.HeadRefresh()`.
       batch_size: the number of rows decoded together, of which finished ones are replaced; by
         default all rows of a call.
       lora_scale: alpha / rank of the policy's adapters, if it has some.
@@ -81,6 +81,7 @@ class SpecjaxRollout(BaseRollout):
 
     Attributes:
       output: the last output; tunix hands on only its own fields.
+      verifier: the policy, with its present weights; its texts are ids.
 
     Raises:
       UserError: an option is unknown, a field of the configuration cannot be obeyed, or the
@@ -115,14 +116,14 @@ class SpecjaxRollout(BaseRollout):
         self._weights = Weights(rollout_actor, model, mesh, lora_scale)
         params, own_mesh = self._weights.params, self._weights.mesh
         ids = _Ids(model.vocab_size, rollout_config.eos_tokens or [self.eos_id()], self.pad_id())
-        self._verifier = TextModel(model, params, ids, own_mesh, "rollout_actor")
+        self.verifier = TextModel(model, params, ids, own_mesh, "rollout_actor")
         self._drafter = None
         if drafter is not None:
-            loading: Any = {"mesh": own_mesh, "tokenizer": ids, "verifier": self._verifier}
+            loading: Any = {"mesh": own_mesh, "tokenizer": ids, "verifier": self.verifier}
             self._drafter = load_text_model(drafter, **loading)
         if refresh is not None and not (self._drafter and self._drafter.is_head):
             raise UserError("`refresh` trains a draft head: give its directory as `drafter`")
-        self._refresh, self._written = refresh, KnownTexts([], [])
+        self._refresh, self._written, self._moved = refresh, KnownTexts([], []), False
         self._earlier: EarlierAnswers | None = None
         self.output: SpecjaxRolloutOutput | None = None
 
@@ -158,12 +159,17 @@ class SpecjaxRollout(BaseRollout):
             for first in range(0, len(whose), samples)
         ]
         with self._lock:
+            # Not in `update_params`, during which tunix forbids transfers to the devices.
+            if self._refresh is not None and self._moved and self._written.prompts:
+                pair = Pair(self._drafter, self.verifier)
+                self._drafter = self._refresh(pair, self._written)
+                self._written, self._moved = KnownTexts([], []), False
             seed = self._calls if config.seed is None else config.seed
             if not isinstance(seed, int):
                 seed = int(jax.random.bits(seed, dtype=jnp.uint32))
             self._calls += 1
             decoder = Decoder(
-                Pair(self._drafter, self._verifier),
+                Pair(self._drafter, self.verifier),
                 setting,
                 max_new_tokens=config.max_tokens_to_generate,
                 batch_size=self._batch_size or len(prompts),
@@ -225,11 +231,8 @@ class SpecjaxRollout(BaseRollout):
         """Takes the policy's weights after a step of training: all, or all adapters."""
         with self._lock:
             self._weights.update(params)
-            self._verifier = dataclasses.replace(self._verifier, params=self._weights.params)
-            if self._refresh is not None and self._written.prompts:
-                pair = Pair(self._drafter, self._verifier)
-                self._drafter = self._refresh(pair, self._written)
-                self._written = KnownTexts([], [])
+            self.verifier = dataclasses.replace(self.verifier, params=self._weights.params)
+            self._moved = True
 
     def pad_id(self) -> int:
         return self._tokenizer.pad_id()
@@ -283,7 +286,7 @@ class SpecjaxRollout(BaseRollout):
         outputs: Int32[np.ndarray, "B N"],
         temperature: float,
     ) -> Float32[jax.Array, "B N"]:
-        main, sampling = self._verifier, Sampling(temperature)
+        main, sampling = self.verifier, Sampling(temperature)
         starts = np.argmax(prompts != self.pad_id(), axis=1)
         inputs = [np.roll(row, -start) for row, start in zip(prompts, starts, strict=True)]
         ends = np.full(len(outputs), outputs.shape[1])
