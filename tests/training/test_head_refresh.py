@@ -1,10 +1,7 @@
 """A head follows a verifier whose weights change, and a head that is left alone does not."""
 
-import dataclasses
-
 import jax
 import numpy as np
-import pytest
 
 from specjax import Decoder, Pair, TextModel
 from specjax.compilation import count_compilations
@@ -53,7 +50,7 @@ def test_a_head_follows_its_verifier():
     start = tokens_per_call(head, first)
     trained = refresh(Pair(head, first), texts_of(first))
     with count_compilations() as counts:
-        again = refresh(Pair(trained, second), texts := texts_of(second))
+        again = refresh(Pair(trained, second), texts_of(second))
     assert counts.compiled + counts.read == 0
     learnt, left, followed = (
         tokens_per_call(*each) for each in ((trained, first), (trained, second), (again, second))
