@@ -123,7 +123,8 @@ class SpecjaxRollout(BaseRollout):
             self._drafter = load_text_model(drafter, **loading)
         if refresh is not None and not (self._drafter and self._drafter.is_head):
             raise UserError("`refresh` trains a draft head: give its directory as `drafter`")
-        self._refresh, self._written, self._moved = refresh, KnownTexts([], []), False
+        self._refresh, self._moved = refresh, False
+        self._written: list[tuple[np.ndarray, np.ndarray]] = []
         self._earlier: EarlierAnswers | None = None
         self.output: SpecjaxRolloutOutput | None = None
 
@@ -160,10 +161,10 @@ class SpecjaxRollout(BaseRollout):
         ]
         with self._lock:
             # Not in `update_params`, during which tunix forbids transfers to the devices.
-            if self._refresh is not None and self._moved and self._written.prompts:
-                pair = Pair(self._drafter, self.verifier)
-                self._drafter = self._refresh(pair, self._written)
-                self._written, self._moved = KnownTexts([], []), False
+            if self._refresh is not None and self._moved and self._written:
+                texts = KnownTexts(*zip(*self._written, strict=True))
+                self._drafter = self._refresh(Pair(self._drafter, self.verifier), texts)
+                self._written, self._moved = [], False
             seed = self._calls if config.seed is None else config.seed
             if not isinstance(seed, int):
                 seed = int(jax.random.bits(seed, dtype=jnp.uint32))
@@ -186,8 +187,8 @@ class SpecjaxRollout(BaseRollout):
             by_place = {groups[row.index][1][row.sample]: row for row in result}
             rows = [by_place[place] for place in range(len(prompts))]
             if self._refresh is not None:
-                self._written.prompts.extend(tokens[prompt] for prompt in prompts)
-                self._written.outputs.extend(row.tokens_with_end for row in rows)
+                read = (tokens[prompt] for prompt in prompts)
+                self._written += zip(read, (row.tokens_with_end for row in rows), strict=True)
             outputs = [row.tokens_with_end if self._with_end else row.tokens for row in rows]
             logs = drawn = None
             if config.return_logprobs:
