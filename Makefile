@@ -108,7 +108,7 @@ $(VENV)/.maxtext: pyproject.toml constraints.txt constraints-maxtext.txt
 # tunix wants an older safetensors.
 $(VENV)/.tunix: pyproject.toml constraints-tunix.txt
 	$(PYTHON) -m venv $(VENV)/tunix
-	$(VENV)/tunix/bin/python -m pip install --quiet -c constraints-tunix.txt --editable '.[tunix]' pytest pytest-xdist
+	$(VENV)/tunix/bin/python -m pip install --quiet -c constraints-tunix.txt --editable '.[tunix]' matplotlib pytest pytest-xdist
 	touch $@
 
 $(VENV)/.clients: pyproject.toml constraints.txt

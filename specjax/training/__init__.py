@@ -6,6 +6,7 @@ Other parts of a recipe have their own modules: `tasks` (a loss, `TextTask`), `t
 
 from specjax.training.drafter_recipe import DrafterRecipe, train_drafter
 from specjax.training.head_recipe import HeadRecipe, train_head
+from specjax.training.head_refresh import HeadRefresh
 from specjax.training.losses import Objective
 from specjax.training.recipe import Recipe, train_model
 from specjax.training.step import AdamW
@@ -16,6 +17,7 @@ __all__ = [
     "AdamW",
     "DrafterRecipe",
     "HeadRecipe",
+    "HeadRefresh",
     "Objective",
     "Recipe",
     "Teacher",

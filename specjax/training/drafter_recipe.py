@@ -217,6 +217,19 @@ class DrafterRecipe:
             confidence_reads_markov=self.confidence and self.markov is not None,
         )
 
+    def task(self, head: HeadConfig, verifier: TextModel) -> DraftTask:
+        model: Any = verifier.model
+        return DraftTask(
+            head=head,
+            verifier=model.config,
+            tokens=model.vocab_size,
+            objective=self.objective,
+            max_draft=self.max_draft,
+            decay=float(self.decay),
+            anchors=self.anchors,
+            pad_id=verifier.tokenizer.pad_id,
+        )
+
 
 @dataclasses.dataclass(kw_only=True)
 class VerifierBatches:
@@ -363,16 +376,7 @@ def train_drafter(
             )
         check_sources(run, {"verifier": verifier.name})
         model: Any = verifier.model
-        task = DraftTask(
-            head=config,
-            verifier=model.config,
-            tokens=model.vocab_size,
-            objective=recipe.objective,
-            max_draft=recipe.max_draft,
-            decay=float(recipe.decay),
-            anchors=recipe.anchors,
-            pad_id=verifier.tokenizer.pad_id,
-        )
+        task = recipe.task(config, verifier)
         texts, seed = recipe.texts, trainer.seed
         prompts = {
             name: ReadPrompts(verifier, texts, each, name, progress=trainer.progress)

@@ -6,6 +6,11 @@ Axes: B rows, N tokens of an output.
 import contextlib
 import dataclasses
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +30,14 @@ from tunix.rl.rollout.base_rollout import CacheConfig, RolloutConfig
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 
 from specjax import UserError
-from specjax.checkpoints import save_model
+from specjax.checkpoints import save_draft_head, save_model
 from specjax.compilation import count_compilations
 from specjax.integrations.tunix import SpecjaxRollout, rollout
 from specjax.integrations.tunix.networks import network_of
 from specjax.integrations.tunix.weights import NAMES, Weights, params_of
 from specjax.models import LlamaConfig, model_from_config
+from specjax.models.heads import draft_head
+from specjax.training import DrafterRecipe, HeadRefresh
 from tests.integrations.tunix_actors import (
     ACTORS,
     EOS,
@@ -44,6 +51,9 @@ from tests.integrations.tunix_actors import (
     scores,
 )
 from tests.models.tiny import random_params
+from tests.xla_flags import quick_flags
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks/rollouts.ipynb"
 
 CONFIG = RolloutConfig(
     max_tokens_to_generate=6, max_prompt_length=8, kv_cache_size=16, temperature=1.0,
@@ -212,27 +222,40 @@ def distance(counts, law):
 
 
 def test_both_engines_follow_the_law_of_the_policy():
-    """12,000 draws of each; a wrong temperature is seen."""
+    """60,000 draws of each; a wrong temperature is seen."""
     config = with_config(
         max_tokens_to_generate=2, temperature=1.5, top_k=8, top_p=0.9, return_logprobs=False
     )
     actor, prompt = make_actor("llama3"), "3 4 5 3 4"
     law = law_of_two(actor, prompt, config)
     assert sum(law.values()) == pytest.approx(1.0) and sum(p > 0 for p in law.values()) > 30
-    ours = engine(actor, config)
+    ours, copies = engine(actor, config), engine(actor, config, drafting="Lookup(earlier=4)")
     with as_tunix_runs():
         vanilla = VanillaRollout(actor, Numbers(), CacheConfig(16, 2, 2, 8))
-    drawn = {"ours": [], "vanilla": [], "another": []}
-    for seed in range(3):
+    drawn = {"ours": [], "copies": [], "vanilla": [], "another": []}
+    prompts = [prompt] * 6000
+    for seed in range(10):
         seeded = dataclasses.replace(config, seed=jax.random.key(seed))
-        drawn["ours"] += ours.generate([prompt] * 4000, seeded).tokens
-        other = dataclasses.replace(seeded, temperature=1.2)
-        drawn["another"] += ours.generate([prompt] * 4000, other).tokens
+        drawn["ours"] += ours.generate(prompts, seeded).tokens
+        drawn["copies"] += copies.generate(prompts, seeded).tokens
+        if seed < 2:
+            other = dataclasses.replace(seeded, temperature=1.2)
+            drawn["another"] += ours.generate(prompts, other).tokens
         with as_tunix_runs():
-            drawn["vanilla"] += vanilla.generate([prompt] * 4000, seeded).tokens
+            drawn["vanilla"] += vanilla.generate(prompts, seeded).tokens
     far = {name: distance(counted(outputs, law), law) for name, outputs in drawn.items()}
-    assert far["ours"] < 4 and far["vanilla"] < 4 < 10 < far["another"], far
-    assert ours.output.info.accepted > 0
+    assert far.pop("another") > 10 and max(far.values()) < 4, far
+    assert ours.output.info.accepted > 0 and copies.output.info.accepted > 0
+
+
+def test_a_later_epoch_copies_earlier_answers():
+    config = with_config(temperature=0.0)
+    ours = engine(make_actor("llama3"), config, drafting="Lookup(earlier=2)")
+    first, second = (ours.generate(PROMPTS, config) for _ in range(2))
+    assert second.text == first.text
+    per_pass = [output.info.tokens_per_verifier_call for output in (first, second)]
+    assert per_pass[1] > per_pass[0] + 1, per_pass
+    assert errors(second.logprobs, first.logprobs, second.tokens) < 1e-5
 
 
 def test_equal_prompts_are_read_once(monkeypatch):
@@ -398,6 +421,33 @@ def test_a_small_model_drafts(tmp_path):
     assert errors(output.logprobs, theirs, output.tokens) < 1e-5
 
 
+def test_a_head_is_refreshed_once_for_each_update(tmp_path):
+    actor, seen = make_actor("llama3"), []
+
+    def refresh(pair, texts):
+        seen.append((pair.verifier, list(texts.outputs)))
+        return HeadRefresh(updates=1)(pair, texts)
+
+    with pytest.raises(UserError, match="^`refresh` trains a draft head"):
+        engine(actor, refresh=refresh)
+    verifier = engine(actor).verifier
+    head = draft_head(DrafterRecipe().head_for(verifier), verifier.model)
+    save_draft_head(tmp_path / "head", head, head.init(jax.random.key(0)))
+    ours = engine(actor, drafter=tmp_path / "head", refresh=refresh)
+    outputs = [ours.generate(PROMPTS, CONFIG) for _ in range(2)]
+    before = ours._drafter
+    change(actor, 4)
+    ours.update_params(nnx.state(actor, nnx.Param))
+    assert not seen
+    for _ in range(2):
+        after = ours.generate(PROMPTS, CONFIG)
+    ((verifier, texts),) = seen
+    assert verifier is ours.verifier and ours._drafter is not before
+    assert [x.tolist() for x in texts] == [x.tolist() for y in outputs for x in y.tokens]
+    theirs = scores(actor, after.left_padded_prompt_tokens, filled(after.tokens))
+    assert errors(after.logprobs, theirs, after.tokens) < 1e-5
+
+
 _OTHERS = {
     "tensor_parallel_size": 4,
     "rollout_mapping_config": object(),
@@ -464,30 +514,35 @@ def test_other_networks_are_refused():
         engine(actor)
 
 
-def rewards_of(rollout_engine, seed, steps=25):
+def rewards_of(rollout_engine, seed, steps=20):
     """The mean reward of each step of GRPO, whose task is to write one token."""
-    rewards = []
+    rewards, watch = [], contextlib.ExitStack()
+    counts = None
 
     def reward(completions, **_):
+        nonlocal counts
         shares = [text.split().count("7") / 8 for text in completions]
         rewards.append(np.mean(shares))
+        if len(rewards) == 2:
+            counts = watch.enter_context(count_compilations())
+        elif len(rewards) == steps:
+            watch.close()
+        if rollout_engine is OURS:
+            output, policy = cluster.rollout.output, cluster.actor_trainer.model
+            theirs = scores(policy, output.left_padded_prompt_tokens, filled(output.tokens, 8))
+            assert errors(output.logprobs, theirs, output.tokens) < 1e-5
         return shares
 
     roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
     config = RolloutConfig(
-        max_tokens_to_generate=8, max_prompt_length=8, kv_cache_size=16, temperature=1.0
-    )
+        max_tokens_to_generate=8, max_prompt_length=8, kv_cache_size=16, temperature=1.0,
+        return_logprobs=True,
+    )  # fmt: skip
     rng = np.random.default_rng(seed)
-    watch, compiled = contextlib.ExitStack(), []
 
     def batches():
         for step in range(steps):
             config.seed = jax.random.key(1000 * seed + step)
-            if step == 3:
-                counts = watch.enter_context(count_compilations())
-            elif step == steps - 1:
-                compiled.append(counts.compiled + counts.read)
-                watch.close()
             texts = [" ".join(map(str, rng.integers(3, VOCAB, 4))) for _ in range(4)]
             yield {"prompts": np.array(texts)}
 
@@ -511,16 +566,34 @@ def rewards_of(rollout_engine, seed, steps=25):
             reward_fns=reward,
         )
         learner.train(batches())
-    assert compiled == [0]
+    assert counts.compiled + counts.read == 0
     return np.array(rewards)
 
 
+OURS = functools.partial(SpecjaxRollout, max_draft=3, with_end=False)
+
+
+class Stale(SpecjaxRollout):
+    def update_params(self, params, filter_types=None):
+        """It keeps the first weights."""
+
+
 def test_grpo_learns_as_much_with_either_engine():
-    ours = functools.partial(SpecjaxRollout, max_draft=3, with_end=False)
+    """Three seeds; an engine that keeps the first weights is seen."""
+    stale = functools.partial(Stale, max_draft=3, with_end=False)
     curves = {
         name: np.mean([rewards_of(kind, seed) for seed in range(3)], axis=0)
-        for name, kind in (("ours", ours), ("vanilla", "vanilla"))
+        for name, kind in (("ours", OURS), ("vanilla", "vanilla"), ("stale", stale))
     }
-    for curve in curves.values():
-        assert curve[:3].mean() < 0.2 and curve[-5:].mean() > 0.6, curves
-    assert np.abs(curves["ours"] - curves["vanilla"]).mean() < 0.08, curves
+    far = {name: np.abs(curve - curves["vanilla"]).mean() for name, curve in curves.items()}
+    assert far["ours"] < 0.08 < 0.2 < far["stale"], curves
+    for name in ("ours", "vanilla"):
+        assert curves[name][:3].mean() < 0.2 and curves[name][-5:].mean() > 0.6, curves
+
+
+def test_the_notebook_runs():
+    runner = [sys.executable, "-m", "tests.notebook_runner", str(NOTEBOOK)]
+    env = os.environ | {"XLA_FLAGS": quick_flags(1)}
+    done = subprocess.run(runner, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1])["figures"] == 2

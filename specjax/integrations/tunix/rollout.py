@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from specjax.errors import UserError
 from specjax.integrations.tunix.networks import network_of
 from specjax.integrations.tunix.weights import Weights
 from specjax.text import Decoder, Pair, Setting, TextModel, load_text_model
+from specjax.text.earlier import EarlierAnswers
 from specjax.text.results import RunInfo
 from specjax.text.teacher_forcing import KnownRows, KnownTexts, log_probs_of, rows_at_once
 from specjax.tokenizers import Tokenizer
@@ -67,6 +68,8 @@ class SpecjaxRollout(BaseRollout):
       rollout_config: tunix's `RolloutConfig` for training.
       drafter: the directory of a small model with the same token ids, or of a draft head. By
         default drafts are copies: drafting="Lookup()".
+      refresh: trains the draft head before the first texts after an update of the weights, on the
+        texts since the one before: such as `specjax.training.HeadRefresh()`.
       batch_size: the number of rows decoded together, of which finished ones are replaced; by
         default all rows of a call.
       lora_scale: alpha / rank of the policy's adapters, if it has some.
@@ -78,6 +81,7 @@ class SpecjaxRollout(BaseRollout):
 
     Attributes:
       output: the last output; tunix hands on only its own fields.
+      verifier: the policy, with its present weights; its texts are ids.
 
     Raises:
       UserError: an option is unknown, a field of the configuration cannot be obeyed, or the
@@ -92,6 +96,7 @@ class SpecjaxRollout(BaseRollout):
         rollout_config: RolloutConfig,
         *,
         drafter: str | os.PathLike[str] | None = None,
+        refresh: Callable[[Pair, KnownTexts], TextModel] | None = None,
         batch_size: int | None = None,
         lora_scale: float | None = None,
         with_end: bool = True,
@@ -111,11 +116,16 @@ class SpecjaxRollout(BaseRollout):
         self._weights = Weights(rollout_actor, model, mesh, lora_scale)
         params, own_mesh = self._weights.params, self._weights.mesh
         ids = _Ids(model.vocab_size, rollout_config.eos_tokens or [self.eos_id()], self.pad_id())
-        self._verifier = TextModel(model, params, ids, own_mesh, "rollout_actor")
+        self.verifier = TextModel(model, params, ids, own_mesh, "rollout_actor")
         self._drafter = None
         if drafter is not None:
-            loading: Any = {"mesh": own_mesh, "tokenizer": ids, "verifier": self._verifier}
+            loading: Any = {"mesh": own_mesh, "tokenizer": ids, "verifier": self.verifier}
             self._drafter = load_text_model(drafter, **loading)
+        if refresh is not None and not (self._drafter and self._drafter.is_head):
+            raise UserError("`refresh` trains a draft head: give its directory as `drafter`")
+        self._refresh, self._moved = refresh, False
+        self._written: list[tuple[np.ndarray, np.ndarray]] = []
+        self._earlier: EarlierAnswers | None = None
         self.output: SpecjaxRolloutOutput | None = None
 
     def generate(
@@ -123,7 +133,8 @@ class SpecjaxRollout(BaseRollout):
     ) -> SpecjaxRolloutOutput:
         """Writes a text for each prompt; equal prompts are read once.
 
-        With a seed, equal calls give equal texts; with `seed=None` each call draws anew.
+        With a seed, equal calls give equal texts; with `seed=None` each call draws anew. With
+        `Lookup(earlier=8)` texts depend on the earlier answers, too.
 
         Raises:
           UserError: a field of the configuration cannot be obeyed.
@@ -149,17 +160,23 @@ class SpecjaxRollout(BaseRollout):
             for first in range(0, len(whose), samples)
         ]
         with self._lock:
+            # Not in `update_params`, during which tunix forbids transfers to the devices.
+            if self._refresh is not None and self._moved and self._written:
+                texts = KnownTexts(*zip(*self._written, strict=True))
+                self._drafter = self._refresh(Pair(self._drafter, self.verifier), texts)
+                self._written, self._moved = [], False
             seed = self._calls if config.seed is None else config.seed
             if not isinstance(seed, int):
                 seed = int(jax.random.bits(seed, dtype=jnp.uint32))
             self._calls += 1
             decoder = Decoder(
-                Pair(self._drafter, self._verifier),
+                Pair(self._drafter, self.verifier),
                 setting,
                 max_new_tokens=config.max_tokens_to_generate,
                 batch_size=self._batch_size or len(prompts),
                 buckets=(length,),
             )
+            self._earlier = decoder.earlier = self._earlier or decoder.earlier
             result = decoder(
                 [read for read, _ in groups],
                 num_samples=samples,
@@ -169,6 +186,9 @@ class SpecjaxRollout(BaseRollout):
             )
             by_place = {groups[row.index][1][row.sample]: row for row in result}
             rows = [by_place[place] for place in range(len(prompts))]
+            if self._refresh is not None:
+                read = (tokens[prompt] for prompt in prompts)
+                self._written += zip(read, (row.tokens_with_end for row in rows), strict=True)
             outputs = [row.tokens_with_end if self._with_end else row.tokens for row in rows]
             logs = drawn = None
             if config.return_logprobs:
@@ -212,7 +232,8 @@ class SpecjaxRollout(BaseRollout):
         """Takes the policy's weights after a step of training: all, or all adapters."""
         with self._lock:
             self._weights.update(params)
-            self._verifier = dataclasses.replace(self._verifier, params=self._weights.params)
+            self.verifier = dataclasses.replace(self.verifier, params=self._weights.params)
+            self._moved = True
 
     def pad_id(self) -> int:
         return self._tokenizer.pad_id()
@@ -266,7 +287,7 @@ class SpecjaxRollout(BaseRollout):
         outputs: Int32[np.ndarray, "B N"],
         temperature: float,
     ) -> Float32[jax.Array, "B N"]:
-        main, sampling = self._verifier, Sampling(temperature)
+        main, sampling = self.verifier, Sampling(temperature)
         starts = np.argmax(prompts != self.pad_id(), axis=1)
         inputs = [np.roll(row, -start) for row, start in zip(prompts, starts, strict=True)]
         ends = np.full(len(outputs), outputs.shape[1])
