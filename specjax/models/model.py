@@ -114,7 +114,8 @@ class Model(LanguageModel, abc.ABC):
         kv_heads = math.gcd(*(layer.kv_heads for layer in layers))
         sizes = (config.num_heads, kv_heads, min(layer.head_dim for layer in layers))
         layout = layout_for(platform, *sizes, ways)
-        return dataclasses.replace(self, layout=layout, in_passes=platform == "cpu")
+        alone = platform == "cpu" and ways is None
+        return dataclasses.replace(self, layout=layout, in_passes=alone)
 
     def init(self, key: Array) -> Params:
         """Random parameters: a nested dict of arrays of `config.param_dtype`."""

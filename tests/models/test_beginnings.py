@@ -41,20 +41,58 @@ def test_ragged_prompts_continue_a_beginning(name, layout):
     whole = prefill(params, None)
     np.testing.assert_array_equal(found.tokens, whole.tokens)
     np.testing.assert_array_equal(found.positions, LENGTHS - 1)
-    axes = layout.key_axis, layout.value_axis
-
-    def live(cache, row):
-        parts = zip((cache.keys, cache.values), axes, strict=True)
-        return [
-            np.take(np.asarray(layer[row]), range(LENGTHS[row] - 1), axis)
-            for layers, axis in parts
-            for layer in layers
-        ]
-
     for row in range(4):
-        for own, one in zip(live(found.cache, row), live(whole.cache, row), strict=True):
+        parts = zip(*(live(x.cache, row, layout) for x in (found, whole)), strict=True)
+        for own, one in parts:
             np.testing.assert_allclose(own, one, atol=2e-5)
     # The negative control: entries of the beginning are taken, not read again.
     zeros = jax.tree.map(jnp.zeros_like, tuple(caches))
     wrong = prefill(params, Beginning(zeros, jnp.asarray(TAKEN)))
-    assert np.abs(live(wrong.cache, 0)[0] - live(whole.cache, 0)[0]).max() > 1e-2
+    first, other = (live(x.cache, 0, layout)[0] for x in (wrong, whole))
+    assert np.abs(first - other).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma4"])
+def test_prompts_in_passes_are_those_of_one_pass(name, patched):
+    whole = tiny(name).model.reading((1, 2))
+    passes = dataclasses.replace(whole, in_passes=True)
+    tokens = np.random.default_rng(0).integers(1, 48, (4, 150)).astype(np.int32)
+
+    def prefilled(model):
+        run = quick_jit(lambda params: model.prefill(params, Prompts(tokens, LENGTHS), SIZE))
+        return run(tiny(name).params)
+
+    def difference(found, exact):
+        errors = []
+        for row, length in enumerate(LENGTHS - 1):
+            parts = [live(x.cache, row, model.layout) for x in (found, exact)]
+            parts = [
+                [*part, x.states[row, :length]]
+                for part, x in zip(parts, (found, exact), strict=True)
+            ]
+            errors += [np.abs(a - b).max(initial=0.0) for a, b in zip(*parts, strict=True)]
+        return max(errors)
+
+    model, exact = whole, prefilled(whole)
+    found = prefilled(passes)
+    np.testing.assert_array_equal(found.tokens, exact.tokens)
+    np.testing.assert_array_equal(found.positions, LENGTHS - 1)
+    assert difference(found, exact) < 2e-5
+    # The negative control: a pass that begins a token too late.
+    extend = type(whole).extend
+    patched.setattr(
+        type(whole),
+        "extend",
+        lambda self, params, cache, block, at: extend(self, params, cache, block, at + 1),
+    )
+    assert difference(prefilled(passes), exact) > 1e-2
+
+
+def live(cache, row, layout):
+    """The entries of a row's prompt, without its last token."""
+    parts = zip((cache.keys, cache.values), (layout.key_axis, layout.value_axis), strict=True)
+    return [
+        np.take(np.asarray(layer[row]), range(LENGTHS[row] - 1), axis)
+        for layers, axis in parts
+        for layer in layers
+    ]
