@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import command
+from specjax.cli import bench
 from specjax.cli.report import Report
 from specjax.compilation import enable_compilation_cache
 from specjax.errors import UserError
@@ -30,6 +31,7 @@ _PORT = re.compile(r"http://127\.0\.0\.1:(\d+)/v1")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the pair, its prompts and the load."""
     command.add_workload(parser)
+    bench.add_weights(parser, "floats")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=120.0, help="of each load")
     parser.add_argument(
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
     `mixed` ones another text than a Decoder's. `rss` is the server's memory in MiB.
     """
     command.check_positive(args, "streams", "seconds")
-    pair, tokens = command.load(args)
+    pair, tokens = bench.load(args, weights=bench.forms_of(args))
     rows = max(args.rows)
     decoder = Decoder(
         pair,
@@ -108,9 +110,9 @@ def served(
     words = [sys.executable, "-m", "specjax", "serve", "--port", "0", "--batch-size", str(rows)]
     words += ["--max-new-tokens", str(args.max_new), "--prompt-length", str(max(longest, 64))]
     words += ["--prefixes", str(kept)]
-    for name in ("verifier", "drafter"):
+    for name in ("verifier", "drafter", "weights", "drafter_weights"):
         if getattr(args, name) is not None:
-            words += [f"--{name}", getattr(args, name)]
+            words += [f"--{name.replace('_', '-')}", getattr(args, name)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -47,7 +47,7 @@ def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     """Whether `product` multiplies them; without llvmlite it multiplies nothing."""
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
     if weight.dtype == jnp.uint8:
-        known = has_pairs()
+        known = available() and has_pairs()
     most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
     return known and 0 < x.shape[0] <= most and available()
 
@@ -127,7 +127,8 @@ def attention(
     """
     arrays = [query, *itertools.chain(*segments)]
     if len(segments) > 1:
-        arrays.append(jnp.zeros(len(query), jnp.int32) if start is None else start)
+        length = segments[0][0].shape[2]
+        arrays.append(jnp.full(len(query), length, jnp.int32) if start is None else start)
     if sinks is not None:
         arrays.append(sinks)
     dtype = jnp.dtype(query.dtype)

@@ -177,8 +177,11 @@ def load_model(
     needed = 0
     for name, shape in shapes.items():
         kind = quantised_form(name, shape, weights)
-        array = jax.ShapeDtypeStruct(shape, stored) if kind is None else kind.abstract(shape).values
-        needed += nbytes(array, placed[name])
+        arrays = [jax.ShapeDtypeStruct(shape, stored)]
+        if kind is not None:
+            arrays = jax.tree.leaves(kind.abstract(shape))
+        sizes = [x.size * x.dtype.itemsize for x in arrays]
+        needed += nbytes(arrays[0], placed[name]) * sum(sizes) // sizes[0]
     devices: set[jax.Device] = set().union(*(x.device_set for x in placed.values()))
     remedy = "over more devices (`mesh`)"
     if not weights:

@@ -179,7 +179,8 @@ class Lookup(Drafter):
         main = models.model("verifier")
         copier = dataclasses.replace(
             self,
-            max_ngram=self.max_ngram or (max(_AT_ONCE, self.min_ngram) if self.earlier else None),
+            max_ngram=self.max_ngram
+            or (max(_AT_ONCE, self.min_ngram, self.min_match or 0) if self.earlier else None),
             bigram=None,
             min_match=None,
             max_copy=self.max_copy or models.max_draft or USUAL_LENGTH,

@@ -1,7 +1,7 @@
 """Matrices of 4-bit numbers, with a scale and a lowest number for each 32 inputs of an output.
 
 They are a little more than half the bytes of 8 bits. A drafter's errors cost accepted tokens, but
-no quality.
+under a lossless rule no quality.
 """
 
 from collections.abc import Callable

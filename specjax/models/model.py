@@ -114,8 +114,13 @@ class Model(LanguageModel, abc.ABC):
         kv_heads = math.gcd(*(layer.kv_heads for layer in layers))
         sizes = (config.num_heads, kv_heads, min(layer.head_dim for layer in layers))
         layout = layout_for(platform, *sizes, ways)
-        alone = platform == "cpu" and ways is None
-        return dataclasses.replace(self, layout=layout, in_passes=alone)
+        # A pass over a cache runs all layers; a whole prompt needs none after the last cached one.
+        whole = (
+            platform != "cpu"
+            or ways is not None
+            or config.style.cached[-1] + 1 < len(config.style.layers)
+        )
+        return dataclasses.replace(self, layout=layout, in_passes=not whole)
 
     def init(self, key: Array) -> Params:
         """Random parameters: a nested dict of arrays of `config.param_dtype`."""

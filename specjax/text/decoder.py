@@ -231,7 +231,8 @@ class Decoder:
             models with a chat template).
           seed: in 0 .. 2**32 - 1; a number or n numbers.
           ids: n numbers in 0 .. 2**32 - 1, the prompts' places by default; with the seed they alone
-            determine the randomness of a row.
+            determine the randomness of a row (and the number of earlier answers to its prompt, if
+            drafts are copied from them).
           rule: replaces the Decoder's rule; each strength is a number or n numbers.
           sampling: replaces the Decoder's sampling; each field is a value or n values.
           processors: replaces the Decoder's processors; each strength is a number or n numbers.
@@ -687,8 +688,10 @@ class Decoder:
         if predictions is not None:
             expected = self._predicted(predictions, len(tokens))
         if self.earlier is not None:
-            for texts, prompt in zip(expected, tokens, strict=True):
-                texts += self.earlier.of(prompt)
+            for i, (prompt, request) in enumerate(zip(tokens, requests, strict=True)):
+                texts, own_seed = self.earlier.of(prompt, request.seed)
+                expected[i] += texts
+                requests[i] = dataclasses.replace(request, seed=own_seed)
         longest = self.buckets[-1]
         limits = requests_lib.Limits(
             self.method, longest, self.max_new_tokens, sampling, rule, samples

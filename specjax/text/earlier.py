@@ -20,16 +20,24 @@ class EarlierAnswers:
     def __init__(self, each: int) -> None:
         self._each, self._size = each, 0
         self._answers: OrderedDict[bytes, deque[np.ndarray]] = OrderedDict()
+        self._counts: dict[bytes, int] = {}
         self._lock = threading.Lock()
 
-    def of(self, prompt: Int32[np.ndarray, " L"]) -> list[Int32[np.ndarray, " N"]]:
-        """Returns the tokens of the answers to a prompt, the last answer first."""
+    def of(
+        self, prompt: Int32[np.ndarray, " L"], seed: int = 0
+    ) -> tuple[list[Int32[np.ndarray, " N"]], int]:
+        """Returns the tokens of the answers to a prompt, the last answer first, and a new seed.
+
+        The seed of a row that copies them: the numbers that verify drafts must not be those from
+        which the answers were drawn, or the row would not follow its distribution.
+        """
         key = prompt.tobytes()
         with self._lock:
             if key not in self._answers:
-                return []
+                return [], seed
             self._answers.move_to_end(key)
-            return [*reversed(self._answers[key])]
+            (new,) = np.random.SeedSequence([seed, self._counts[key]]).generate_state(1)
+            return [*reversed(self._answers[key])], int(new)
 
     def keep(self, prompt: Int32[np.ndarray, " L"], answer: Int32[np.ndarray, " N"]) -> None:
         """Adds the tokens of an answer, with its end of sequence."""
@@ -40,6 +48,7 @@ class EarlierAnswers:
                 answers = deque()
                 self._size += prompt.size
             self._answers[key] = answers
+            self._counts[key] = self._counts.get(key, 0) + 1
             answers.append(answer)
             self._size += answer.size
             if len(answers) > self._each:
@@ -47,3 +56,4 @@ class EarlierAnswers:
             while self._size > MOST_TOKENS and len(self._answers) > 1:
                 oldest, gone = self._answers.popitem(last=False)
                 self._size -= len(oldest) // prompt.itemsize + sum(one.size for one in gone)
+                del self._counts[oldest]

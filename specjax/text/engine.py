@@ -406,7 +406,8 @@ class Engine:
         requests_lib.warn_beyond(len(tokens), self._contexts)
         self._next_row = (next_id + 1) * samples
         if self._earlier is not None:
-            expected += self._earlier.of(tokens)
+            texts, seed = self._earlier.of(tokens, request.seed)
+            request, expected = dataclasses.replace(request, seed=seed), [*expected, *texts]
         return self.put(request, tokens, expected, [None] * samples, original)
 
     def put(

@@ -16,16 +16,19 @@ def ids(*tokens):
 
 
 def kept(store, prompt):
-    return [answer.tolist() for answer in store.of(prompt)]
+    return [answer.tolist() for answer in store.of(prompt)[0]]
 
 
 def test_the_last_answers_to_a_prompt_are_kept():
     store, prompt = EarlierAnswers(2), ids(1, 2)
-    assert store.of(prompt) == []
+    assert store.of(prompt, 5) == ([], 5)
     for number in (3, 4, 4):
         store.keep(prompt, ids(number, 0))
     store.keep(ids(1), ids(9))
     assert kept(store, prompt) == [[4, 0], [4, 0]] and kept(store, ids(1)) == [[9]]
+    seed = store.of(prompt, 5)[1]
+    store.keep(prompt, ids(4, 0))
+    assert len({5, seed, store.of(prompt, 5)[1], store.of(prompt, 6)[1]}) == 4
 
 
 def test_the_prompt_that_was_used_least_recently_goes(monkeypatch):
@@ -102,7 +105,7 @@ def test_answers_are_kept_for_another_decoder():
     old(PROMPTS)
     new.earlier = old.earlier
     assert new(PROMPTS).info.verifier_calls == old(PROMPTS).info.verifier_calls
-    assert len(new.earlier.of(new.encode("ab"))) == 3  # of both
+    assert len(new.earlier.of(new.encode("ab"))[0]) == 3  # of both
     assert decoder_of(drafting="Lookup()").earlier is None
 
 
@@ -133,4 +136,35 @@ def test_other_drafters_copy_earlier_answers_too(drafting):
     first, second = decoder(PROMPTS, num_samples=2), decoder(PROMPTS, num_samples=2)
     assert tokens_of(first) == tokens_of(second)
     assert second.info.verifier_calls <= first.info.verifier_calls
-    assert len(decoder.earlier.of(decoder.encode("ab"))) == 2
+    assert len(decoder.earlier.of(decoder.encode("ab"))[0]) == 2
+
+
+@pytest.mark.parametrize("control", [False, True], ids=["", "control"])
+def test_a_second_call_with_the_same_seed_follows_the_same_law(control, monkeypatch):
+    """The first tokens, by place among the three most probable; the control keeps the seed."""
+    if control:
+        of = EarlierAnswers.of
+        monkeypatch.setattr(EarlierAnswers, "of", lambda *args: (of(*args)[0], args[-1]))
+    three = specjax.Sampling(temperature=1.0, top_k=3)
+    decoder = specjax.Decoder(
+        tiny_pair.tabular(1),
+        drafting="Lookup(earlier=1)",
+        sampling=three,
+        max_draft=1,
+        max_new_tokens=2,
+        batch_size=32,
+        buckets=(8,),
+    )
+    prompts = [a + b for a in "abcdefgh" for b in "abcd"]
+    first = []
+    for seed in range(60):
+        decoder.earlier = EarlierAnswers(1)
+        calls = [decoder(prompts, seed=seed) for _ in range(2)]
+        first.append([[row.tokens_with_end[0] for row in call] for call in calls])
+    places = [
+        np.searchsorted(np.unique(tokens), tokens)
+        for tokens in np.moveaxis(np.array(first), 2, 0)  # of a prompt: seeds, calls
+    ]
+    shares = np.mean(np.stack(places)[..., None] == np.arange(3), axis=(0, 1))
+    difference = np.abs(shares[0] - shares[1]).max()  # 0.01 by chance
+    assert difference > 0.06 if control else difference < 0.035

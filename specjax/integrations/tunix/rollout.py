@@ -161,9 +161,10 @@ class SpecjaxRollout(BaseRollout):
         ]
         with self._lock:
             # Not in `update_params`, during which tunix forbids transfers to the devices.
-            if self._refresh is not None and self._moved and self._written:
-                texts = KnownTexts(*zip(*self._written, strict=True))
-                self._drafter = self._refresh(Pair(self._drafter, self.verifier), texts)
+            if self._refresh is not None and self._moved:
+                if self._written:
+                    texts = KnownTexts(*zip(*self._written, strict=True))
+                    self._drafter = self._refresh(Pair(self._drafter, self.verifier), texts)
                 self._written, self._moved = [], False
             seed = self._calls if config.seed is None else config.seed
             if not isinstance(seed, int):
