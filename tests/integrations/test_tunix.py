@@ -29,6 +29,7 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rollout.base_rollout import CacheConfig, RolloutConfig
 from tunix.rl.rollout.vanilla_rollout import VanillaRollout
 
+from benchmarks import updates
 from specjax import UserError
 from specjax.checkpoints import save_draft_head, save_model
 from specjax.compilation import count_compilations
@@ -597,3 +598,12 @@ def test_the_notebook_runs():
     done = subprocess.run(runner, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout.splitlines()[-1])["figures"] == 2
+
+
+def test_updates_are_timed_beside_copies(capsys):
+    sizes = ["--layers=1", "--width=64", "--vocabulary=16", "--repeats=1"]
+    with as_tunix_runs():
+        assert updates.main(sizes) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["what"] for row in rows] == ["update", "copy", "copy into new memory"]
+    assert all(row["ms"] > 0 for row in rows)
