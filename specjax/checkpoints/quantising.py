@@ -59,14 +59,14 @@ def _quantise(
     arrays = [np.empty(x.shape, x.dtype) for x in shapes]
 
     def fill(number: int, matrix: Any, *parts: np.ndarray, channels: slice) -> None:
-        at = (..., channels) if axis else (channels,)
+        at = (slice(None),) * axis + (channels,)
         block = copy_as(matrix[at], np.dtype(np.float32))
         if name is not None:
             begins = (number, 0, channels.start) if axis else (number, channels.start, 0)
             dims = len(view.shape)
             check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
         for part, numbers in zip(parts, of_block(block), strict=True):
-            part[at] = np.asarray(numbers)
+            part[(..., channels) if axis else channels] = np.asarray(numbers)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for number, (matrix, *parts) in enumerate(matrices_of(view, *arrays)):

@@ -512,7 +512,7 @@ MODELS = [
         load(translate_drafter=False, weights={"small": "int8"}),
         "weights has 'small', but the models are verifier, dr",
     ),
-    (load(weights={"drafter": "int4"}), "`weights['drafter']` must be one of int8"),
+    (load(weights={"drafter": "int2"}), "`weights['drafter']` must be one of int8"),
     (lambda: specjax.load_pair("nothing"), "no built-in pair 'nothing', only gsm8k, multi30k"),
     (
         lambda: specjax.load_text_model("built-in:gsm8k/nothing"),

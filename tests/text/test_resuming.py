@@ -120,7 +120,7 @@ def test_a_known_row_can_be_dropped(pair):
     engine = decoder.engine(prompt_length=16, rows=2, refill=1)
     prompt = np.ones(3, np.int32)
     ids = [
-        engine.put(specjax.Request(prompt, 5, id=i), prompt, [steps])
+        engine.put(specjax.Request(prompt, 5, id=i), prompt, [], [steps])
         for i, steps in enumerate((7, 8, 9, None))
     ]
     assert engine.step() == [] and engine.unfinished == 3  # one has left, and one has come in

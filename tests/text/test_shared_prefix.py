@@ -79,9 +79,13 @@ def test_fewer_tokens_are_read():
         np.zeros((4, 128), np.int32), np.ones(4, np.int32), np.arange(4), np.full(4, 16)
     )
 
+    # In a single pass, as elsewhere than on CPUs: a loop's turns are not counted.
+    model = dataclasses.replace(decoder.method.model, in_passes=False)
+    method = dataclasses.replace(decoder.method, model=model)
+
     def traced(params, prompts, beginning):
         with continuing(beginning):
-            return decoder.method.prefill(params, prompts, 200)
+            return method.prefill(params, prompts, 200)
 
     begun, whole = (
         jax.jit(traced).lower(decoder.params, batch, one).cost_analysis()["flops"]
