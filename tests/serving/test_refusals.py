@@ -152,8 +152,12 @@ def test_clients_that_vanish_free_their_slots(client, decoder):
 
 def test_a_full_queue_is_refused(decoder):
     with serving(decoder, waiting=1) as client:
-        bodies = [{**TEXT, "n": 5, "max_tokens": 24}] * 4
-        assert {status for status, _ in client.together("completions", bodies)} == {200, 429}
+        bodies = [{**TEXT, "n": 5, "max_tokens": 24, "seed": 4}] * 4
+        got = client.together("completions", bodies)
+        assert {status for status, _ in got} == {200, 429}
+        expected = decoder(["The sea is"] * 5, seed=4, max_new_tokens=24).texts
+        for content in (content for status, content in got if status == 200):
+            assert [choice["text"] for choice in content["choices"]] == list(expected)
         status, content = client.ask("completions", {**TEXT, "n": 6})
         assert status == 429 and content["error"]["type"] == "rate_limit_error"
 
