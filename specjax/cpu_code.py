@@ -461,13 +461,10 @@ class PairsByColumns(_Product):
     most = ByColumns.most
 
     def write(self) -> None:
-        self.do(f"%a = {self.data(3)}")
-        self.do(f"%blocks = {self.size(3, 1)}")
-        self.by_columns()
-
-    def by_columns(self) -> None:
         lanes = self.lanes
         self.do(f"%M = {self.size(0, 0)}")
+        self.do(f"%a = {self.data(3)}")
+        self.do(f"%blocks = {self.size(3, 1)}")
         self.do(f"%ahead = mul i64 {_DEPTH}, %N")
         every = tuple(range(_ROWS[0], 0, -1))
 
@@ -588,15 +585,11 @@ class FourBits(PairsByColumns):
     """As `PairsByColumns`, of a matrix of 4 bits; see `Int4Weight`. A byte has a pair."""
 
     def write(self) -> None:
-        self.do(f"%lows = {self.data(3)}")
-        self.do(f"%a = {self.data(4)}")
-        self.do(f"%blocks = {self.size(4, 1)}")
+        self.do(f"%s = {self.data(2)}")
+        self.do(f"%lows = {self.data(4)}")
         self.do(f"%sums = {self.data(5)}")
         self.do(f"%groups = {self.size(5, 1)}")
-        self.by_columns()
-
-    def scale(self, value: str, column: str, width: int) -> str:
-        return value
+        super().write()
 
     def pairs(self, k: str, n: str, size: int) -> list[str]:
         width = min(size, self.lanes)

@@ -46,10 +46,9 @@ _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
 def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     """Whether `product` multiplies them; without llvmlite it multiplies nothing."""
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
-    if weight.dtype == jnp.uint8:
-        known = available() and has_pairs()
     most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
-    return known and 0 < x.shape[0] <= most and available()
+    taken = known and 0 < x.shape[0] <= most and available()
+    return taken and (weight.dtype != jnp.uint8 or has_pairs())
 
 
 def product(
@@ -67,14 +66,14 @@ def product(
 
     The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
-    dtype, arrays = jnp.dtype(weight.dtype), list[Any]()
+    dtype = jnp.dtype(weight.dtype)
     if lows is not None:
         whole, factors = _in_16_bits(x)
         groups = jnp.sum(whole.reshape(len(x), len(lows), -1), axis=-1, dtype=jnp.int32)
         wide = jnp.repeat(factors, BLOCK * len(lows) // x.shape[1], axis=1)[:, : len(lows)]
         sums = groups.astype(jnp.float32) * wide
-        arrays = [whole, weight, scales, lows, factors, sums]
-        return _call(arrays, (len(x), weight.shape[1]), FourBits, dtype, True)
+        given: list[Any] = [whole, weight, scales, factors, lows, sums]
+        return _call(given, (len(x), weight.shape[1]), FourBits, dtype, False)
     is_even = x.shape[1] % (32 if by_rows else 2) == 0
     if dtype == jnp.int8 and scales is not None and is_even and has_pairs():
         form: Any = (PairsByRows if by_rows else PairsByColumns, dtype)

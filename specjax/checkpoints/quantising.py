@@ -58,7 +58,7 @@ def _quantise(
     shapes, tree = jax.tree.flatten(kind.abstract(view.shape))
     arrays = [np.empty(x.shape, x.dtype) for x in shapes]
 
-    def fill(number: int, matrix: Any, *parts: np.ndarray, channels: slice) -> None:
+    def fill(number: int, matrix: Any, parts: list[np.ndarray], channels: slice) -> None:
         at = (slice(None),) * axis + (channels,)
         block = copy_as(matrix[at], np.dtype(np.float32))
         if name is not None:
@@ -73,7 +73,7 @@ def _quantise(
             channels, others = matrix.shape[axis], matrix.shape[1 - axis]
             step = max(1, _BLOCK // max(1, others))
             slices = [slice(start, start + step) for start in range(0, channels, step)]
-            list(pool.map(lambda x: fill(number, matrix, *parts, channels=x), slices))  # noqa: B023
+            list(pool.map(functools.partial(fill, number, matrix, parts), slices))
     return jax.tree.unflatten(tree, map(_place, arrays, places))
 
 

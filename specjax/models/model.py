@@ -392,15 +392,13 @@ class CausalLM(Model):
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         cache = self._empty_cache(rows, max_length)
         continues, whole = self.continues_beginnings, self.config.style.bidirectional_inputs
+        starts: Any = None
         if continues and (common := next_beginning()) is not None:
-            starts, beginning = common
-            cache, states = self._continued(
-                params, tokens, positions, starts, fill(cache, beginning)
-            )
-            return self._prefilled(cache, last, positions, tokens, states)
-        if continues and self.in_passes and tokens.shape[1] > _PASS + 1:
-            start = jnp.zeros_like(positions)
-            cache, states = self._continued(params, tokens, positions, start, cache)
+            starts, cache = common[0], fill(cache, common[1])
+        elif continues and self.in_passes and tokens.shape[1] > _PASS + 1:
+            starts = 0
+        if starts is not None:
+            cache, states = self._continued(params, tokens, positions, starts, cache)
             return self._prefilled(note(cache), last, positions, tokens, states)
         read, seen = tokens[:, :-1], None
         if whole:
@@ -427,11 +425,11 @@ class CausalLM(Model):
         params: Params,
         tokens: Integer[Array, "B P"],
         ends: Integer[Array, " B"],
-        starts: Array,
+        starts: Array | int,
         cache: RaggedCache,
     ) -> tuple[RaggedCache, Array | None]:
         width = min(_PASS, tokens.shape[1])
-        at = jnp.broadcast_to(starts, ends.shape).astype(jnp.int32)
+        at = jnp.broadcast_to(jnp.asarray(starts, jnp.int32), ends.shape)
         states = None
         if self.boundaries:
             at = jnp.maximum(at - 1, 0)
