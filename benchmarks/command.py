@@ -85,9 +85,9 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
 
 
-def load(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:
-    """Loads the pair and the tokens of the prompts."""
-    pair, tokens = bench.load(args)
+def load(args: argparse.Namespace, weights: Any = None) -> tuple[Pair, list[np.ndarray]]:
+    """Loads the pair and the tokens of the prompts; `weights` as for `load_pair`."""
+    pair, tokens = bench.load(args, weights=weights)
     return (Pair(pair.drafter, grown(pair.verifier)) if args.grown else pair), tokens
 
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
     `mixed` ones another text than a Decoder's. `rss` is the server's memory in MiB.
     """
     command.check_positive(args, "streams", "seconds")
-    pair, tokens = bench.load(args, weights=bench.forms_of(args))
+    pair, tokens = command.load(args, bench.forms_of(args))
     rows = max(args.rows)
     decoder = Decoder(
         pair,

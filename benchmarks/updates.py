@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import command
+from specjax.checks import require
 from specjax.cli.report import Report
+from specjax.errors import UserError
 from specjax.study.measure import take_turns, time_call
 
 HELP = "time updates of tunix's weights in a rollout, in turns with copies (pip install '.[tunix]')"
@@ -26,13 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Report:
     """Times an update, a copy into the buffers of an older copy, and a copy into new memory."""
+    require("tunix", "tunix")
+    command.check_positive(args, "layers", "width", "vocabulary", "repeats")
+    if args.width % 64:
+        raise UserError(f"--width must be a multiple of 64, the width of a head, got {args.width}")
+
     from flax import nnx
     from tunix.models.llama3 import model as llama3
 
     from specjax.integrations.tunix.networks import network_of
     from specjax.integrations.tunix.weights import Weights
 
-    command.check_positive(args, "layers", "width", "vocabulary", "repeats")
     config = llama3.ModelConfig(
         num_layers=args.layers,
         vocab_size=args.vocabulary,
