@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,12 +22,16 @@ _DEPTH, _REGISTERS = 32, 16
 # Of a matrix [N, K] so many rows are multiplied with so many of x at a time, in registers, then the
 # rest with fewer (of queries with one).
 _COLUMNS, _ROWS = 4, (6, 4, 2, 1)
-# Of x in 16 bits so many numbers of a row have a factor. The sum of so many products with 8 bits is
-# a number of 32.
-BLOCK = 256
+# Of x in 8 bits so many numbers of a row have a factor; with it they take so many words of 4 bytes.
+GROUP, WORDS = 32, 10
+# So many rows of x are multiplied with a tile of a matrix.
+_SWEEP = 32
 # What a thread takes at a time: of [K, N] so many bytes of each row, of [N, K] rows of so many
 # bytes in total.
 _PIECE, _PART = 1 << 12, 1 << 17
+# The instruction of `add_quads`; LLVM 22 knows its types of before if they are declared.
+_QUADS = "llvm.x86.avx512.vpdpbusd.512"
+_DECLARED = f"declare <16 x i32> @{_QUADS}(<16 x i32>, <16 x i32>, <16 x i32>)"
 # The work that is worth one more thread: bytes of a matrix, and products of attention.
 _SHARE, _FEW = 1 << 16, 1 << 15
 
@@ -50,8 +54,8 @@ def lanes() -> int:
 
 
 @functools.cache
-def has_pairs() -> bool:
-    """Whether one instruction adds products of 16 bits in pairs."""
+def has_quads() -> bool:
+    """Whether one instruction adds products of 8 bits in fours."""
     import llvmlite.binding as llvm
 
     return bool(llvm.get_host_cpu_features().get("avx512vnni"))
@@ -202,25 +206,17 @@ class Kernel(Code):
         of = f"<{width} x float>"
         return self.let(f"call {of} @llvm.fma.v{width}f32({of} {a}, {of} {b}, {of} {total})")
 
-    def sixteen(self, value: str, size: int) -> str:
-        return self.let(f"sext <{size} x i8> {value} to <{size} x i16>")
+    def add_quads(self, a: str, b: str, total: str) -> str:
+        """Adds products of bytes without a sign and bytes with one, four in each lane."""
+        of = "<16 x i32>"
+        return self.let(f"call {of} @{_QUADS}({of} {total}, {of} {a}, {of} {b})")
 
-    def add_pairs(self, a: str, b: str, total: str, width: int) -> str:
-        """Adds products of 16 bits, two in each lane of 32."""
-        of, twice = f"<{width} x i32>", f"<{2 * width} x i16>"
-        b = self.let(f"bitcast {of} {b} to {twice}")
-        if width == 16:
-            both = self.let(f"call {of} @llvm.x86.avx512.pmaddw.d.512({twice} {a}, {twice} {b})")
-            return self.let(f"add {of} {total}, {both}")
-        for odd in (0, 1):
-            parts = []
-            for x in (a, b):
-                part = self.let(f"extractelement {twice} {x}, i32 {odd}")
-                parts.append(self.let(f"sext i16 {part} to i32"))
-            product = self.let(f"mul i32 {parts[0]}, {parts[1]}")
-            product = self.let(f"insertelement {of} poison, i32 {product}, i32 0")
-            total = self.let(f"add {of} {total}, {product}")
-        return total
+    def mixed(self, both: Sequence[str], of: str, taken: Iterable[int]) -> str:
+        """The numbers of two vectors that are `taken`, as one vector."""
+        indices = [f"i32 {i}" for i in taken]
+        a, b = both
+        mask = f"<{len(indices)} x i32> <{', '.join(indices)}>"
+        return self.let(f"shufflevector {of} {a}, {of} {b}, {mask}")
 
     def lane_sums(self, totals: Sequence[str]) -> str:
         """The sums of the lanes of each vector (1, 2, 4 .. lanes of them), as one vector."""
@@ -248,14 +244,19 @@ class Kernel(Code):
 
     def in_steps(
         self, start: str, stop: str, steps: Sequence[int], body: Callable[[str, int], None]
-    ) -> None:
-        """Calls `body(index, size)` for whole first steps, then for the next steps in the rest."""
+    ) -> str:
+        """Calls `body(index, size)` for whole first steps, then for the next steps in the rest.
+
+        Returns:
+          Where the rest begins that is less than any step.
+        """
         for size in steps:
             whole = self.whole("sdiv", self.whole("sub", stop, start), size)
             middle = self.whole("add", start, self.whole("mul", whole, size))
             with self.loop(start, middle, size) as (index, _):
                 body(index, size)
             start = middle
+        return start
 
     def within(self, index: str, high: str, low: str | None = None) -> str:
         """Which lanes of the vector at `index` have a number from `low` up to `high`."""
@@ -317,10 +318,11 @@ class _Product(Kernel):
     def __init__(self, dtype: Any, *options: Any) -> None:
         super().__init__(dtype)
         self.bytes = dtype.itemsize
-        *numbers, self.scaled = options
+        self.scaled, *numbers = options
         for number, name in enumerate(("x", "w", "s")[: 2 + self.scaled]):
             self.do(f"%{name} = {self.data(number)}")
-        self.do(f"%K = {self.size(0, 1)}")
+        self.do(f"%X = {self.size(0, 1)}")
+        self.do(f"%K = {self.size(1, 1 - self.axis)}")
         self.do(f"%N = {self.size(1, self.axis)}")
         self.write(*numbers)
 
@@ -328,7 +330,7 @@ class _Product(Kernel):
         raise NotImplementedError
 
     def sizes(self, code: Code) -> tuple[str, str, str, str]:
-        columns, depth = code.let(self.size(1, self.axis)), code.let(self.size(0, 1))
+        columns, depth = (code.let(self.size(1, axis)) for axis in (self.axis, 1 - self.axis))
         column = code.whole("mul", depth, self.bytes)
         threads = code.threads(code.whole("mul", column, columns), _SHARE)
         pieces = code.parts(columns, self.most(code, column))
@@ -341,10 +343,11 @@ class _Product(Kernel):
         """The most columns of so many bytes that a thread takes at a time."""
         raise NotImplementedError
 
-    def scale(self, value: str, column: str, width: int) -> str:
+    def scale(self, value: str, column: str, width: int, mask: str | None = None) -> str:
         if not self.scaled:
             return value
-        return self.let(f"fmul <{width} x float> {value}, {self.floats('%s', column, width)}")
+        factor = self.floats("%s", column, width, mask=mask)
+        return self.let(f"fmul <{width} x float> {value}, {factor}")
 
 
 class ByColumns(_Product):
@@ -450,218 +453,339 @@ class ByRows(_Product):
         return [self.at(base, self.whole("mul", i, "%K"), stored) for i in numbers]
 
 
-class PairsByColumns(_Product):
-    """Of a matrix `[K, N]` of 8 bits, with x in 16 bits and a factor for each `BLOCK` of its row.
+class InBytes(Kernel):
+    """Rows in 8 bits: the bytes, then for each `GROUP` a factor, then the sum of its bytes.
 
-    A lane adds the products of two rows of the matrix at once, as whole numbers, which have no
-    order. It is `ByColumns` otherwise, for any number of rows of x, some of them at a time.
+    With `halves`, of each 8 bytes those of even places come first.
     """
 
+    def __init__(self, dtype: Any, halves: bool) -> None:
+        super().__init__(dtype)
+        self.do(f"%x = {self.data(0)}")
+        self.do(f"%K = {self.size(0, 1)}")
+        self.do(f"%groups = sdiv i64 %K, {GROUP}")
+        places = (0, 2, 4, 6, 1, 3, 5, 7) if halves else range(8)
+        self.order = [at + i for at in (0, 8) for i in places]
+        with self.loop("%n0", "%n1", 1) as (row, _):
+            x = self.at("%x", self.whole("mul", row, "%K"))
+            begin = self.at("%y", self.whole("mul", row, "%groups", WORDS))
+            with self.loop("0", "%groups", 1) as (group, _):
+                self.add(x, begin, group)
+
+    def sizes(self, code: Code) -> tuple[str, str, str, str]:
+        rows, depth = code.let(code.size(0, 0)), code.let(code.size(0, 1))
+        return "1", rows, "1", code.threads(code.whole("mul", rows, depth), _SHARE)
+
+    def add(self, x: str, begin: str, group: str) -> None:
+        kind, whole, bytes_ = "<16 x float>", "<16 x i32>", "<16 x i8>"
+        first = self.whole("mul", group, GROUP)
+        parts = [self.floats(x, self.whole("add", first, at), 16) for at in (0, 16)]
+        a, b = (self.let(f"call {kind} @llvm.fabs.v16f32({kind} {part})") for part in parts)
+        top = self.let(f"call {kind} @llvm.maximum.v16f32({kind} {a}, {kind} {b})")
+        top = self.let(f"call float @llvm.vector.reduce.fmaximum.v16f32({kind} {top})")
+        factor = self.let(f"fdiv float {top}, {_literal(127)}")
+        nothing = self.let(f"fsub float {top}, {top}")  # NaN where a number is not finite
+        factor = self.let(f"fadd float {factor}, {nothing}")
+        factors = self.at(begin, self.whole("mul", "%groups", GROUP // 4))
+        self.do(f"store float {factor}, ptr {self.at(factors, group)}, align 4")
+        top = self.let(f"call float @llvm.maximum.f32(float {top}, float {_literal(1e-30)})")
+        steps = self.splat(self.let(f"fdiv float {_literal(127)}, {top}"), "float", 16)
+        total = "zeroinitializer"
+        for part, at in zip(parts, (0, 16), strict=True):
+            # Added to this number, one is rounded to a whole number, in its lowest bits.
+            magic = 1.5 * 2**23
+            value = self.add_product(part, steps, f"splat (float {_literal(magic)})", 16)
+            value = self.let(f"bitcast {kind} {value} to {whole}")
+            value = self.let(f"sub {whole} {value}, splat (i32 {np.float32(magic).view(np.int32)})")
+            total = self.let(f"add {whole} {total}, {value}")
+            value = self.let(f"trunc {whole} {value} to {bytes_}")
+            value = self.mixed([value, "poison"], bytes_, self.order)
+            place = self.at(begin, self.whole("add", first, at), "i8")
+            self.do(f"store {bytes_} {value}, ptr {place}, align 1")
+        value = self.let(f"call i32 @llvm.vector.reduce.add.v16i32({whole} {total})")
+        sums = self.at(factors, "%groups")
+        self.do(f"store i32 {value}, ptr {self.at(sums, group)}, align 4")
+
+
+class BytesByColumns(_Product):
+    """Of a matrix `[K, N]` of 8 bits, with x from `InBytes`: lanes are columns.
+
+    A lane adds the products of four rows of the matrix at once, as whole numbers, which have no
+    order, and at the end of a `GROUP` floats. A tile has the numbers of a group in the order in
+    which they are added, for all rows of x. The sums stay in a core's cache.
+    """
+
+    functions = _DECLARED
     group, axis = 64, 1
-    most = ByColumns.most
+    numbers = 1  # of a byte
+
+    def most(self, code: Code, column: str) -> str:
+        rows = code.let(self.size(0, 0))
+        rows = code.let(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {_SWEEP})")
+        return code.largest(code.whole("sdiv", _PIECE, code.largest(rows, 1)), 2 * self.group)
 
     def write(self) -> None:
-        lanes = self.lanes
         self.do(f"%M = {self.size(0, 0)}")
-        self.do(f"%a = {self.data(3)}")
-        self.do(f"%blocks = {self.size(3, 1)}")
-        self.do(f"%ahead = mul i64 {_DEPTH}, %N")
-        every = tuple(range(_ROWS[0], 0, -1))
-
-        def clear(row: str, n: str, width: int) -> None:
-            self.store("zeroinitializer", self.entry(row, n), width)
-
-        def finish(row: str, n: str, width: int) -> None:
-            y = self.entry(row, n)
-            self.store(self.scale(self.floats("%y", y, width), n, width), y, width)
-
-        def add(span: tuple[str, str, str], rows: tuple[str, str], n: str, size: int) -> None:
-            self.in_steps(
-                *rows, every, lambda row, count: self.add_block(span, row, count, n, size)
-            )
-
-        with self.loop("0", "%M", _REGISTERS) as (low, _):
-            high = self.whole("add", low, _REGISTERS)
+        self.do(f"%groups = sdiv i64 %X, {WORDS}")
+        self.do(f"%ahead = mul i64 {GROUP // self.numbers}, %N")
+        self.do(f"%tile = alloca [{GROUP * 4 * self.lanes} x i8], align 64")
+        with self.loop("0", "%M", _SWEEP) as (low, _):
+            high = self.whole("add", low, _SWEEP)
             high = self.let(f"call i64 @llvm.smin.i64(i64 {high}, i64 %M)")
             with self.loop(low, high, 1) as (row, _):
-                self.in_steps("%n0", "%n1", (lanes, 1), functools.partial(clear, row))
-            with self.loop("0", "%K", _DEPTH) as (first, _):
-                last = self.whole("add", first, _DEPTH)
-                last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
-                span = (first, last, self.whole("sdiv", first, BLOCK))
-                tile = functools.partial(add, span, (low, high))
-                self.in_steps("%n0", "%n1", (4 * lanes, lanes, 1), tile)
+                self.in_parts(functools.partial(self.clear, row))
+            with self.loop("0", "%groups", 1) as (group, _):
+                self.in_parts(functools.partial(self.add, group, low, high))
             with self.loop(low, high, 1) as (row, _):
-                self.in_steps("%n0", "%n1", (lanes, 1), functools.partial(finish, row))
+                self.in_parts(functools.partial(self.finish, row))
 
-    def entry(self, row: str, n: str) -> str:
-        return self.whole("add", self.whole("mul", row, "%N"), n)
+    def in_parts(self, body: Callable[[str, int, str | None], None]) -> None:
+        """Calls `body(column, vectors, mask)` for all columns."""
+        steps = (4 * self.lanes, self.lanes)
+        rest = self.in_steps("%n0", "%n1", steps, lambda n, size: body(n, size // self.lanes, None))
+        with self.loop(rest, "%n1", self.lanes) as (n, _):
+            body(n, 1, self.within(n, "%n1"))
 
-    def add_block(
-        self, span: tuple[str, str, str], row: str, count: int, n: str, size: int
-    ) -> None:
-        """Adds the products of some of a block to so many rows and columns of `%y`."""
-        first, last, block = span
-        width = min(size, self.lanes)
-        parts, kind = size // width, f"<{width} x i32>"
-        rows = [self.whole("add", row, i) for i in range(count)]
-        starts = [self.at("%x", self.whole("mul", row, "%K"), "i16") for row in rows]
-        zeros = ["zeroinitializer"] * (parts * count)
-        with self.loop(first, last, 2, kind, zeros) as (k, totals):
-            pairs = self.pairs(k, n, size)
-            for i, start in enumerate(starts):
-                x = self.let(f"load i32, ptr {self.at(start, k, 'i16')}, align 4")
-                x = self.splat(x, "i32", width)
-                for part, pair in enumerate(pairs):
-                    number = i * parts + part
-                    totals[number] = self.add_pairs(pair, x, totals[number], width)
-        ends = self.ends(first, n, parts, width)
-        for i, row in enumerate(rows):
-            factor = self.scalar(
-                "%a", self.whole("add", self.whole("mul", row, "%blocks"), block), width
+    def places(self, row: str, n: str, parts: int) -> list[str]:
+        """Where vectors of a row of a matrix of N columns begin."""
+        first = self.whole("add", self.whole("mul", row, "%N"), n)
+        return [self.whole("add", first, part * self.lanes) for part in range(parts)]
+
+    def clear(self, row: str, n: str, parts: int, mask: str | None) -> None:
+        for place in self.places(row, n, parts):
+            self.store("zeroinitializer", place, self.lanes, mask=mask)
+
+    def finish(self, row: str, n: str, parts: int, mask: str | None) -> None:
+        places = self.places(row, n, parts)
+        sums = self.turned([self.floats("%y", place, self.lanes, mask=mask) for place in places])
+        for part, (place, value) in enumerate(zip(places, sums, strict=True)):
+            column = self.whole("add", n, part * self.lanes)
+            self.store(self.scale(value, column, self.lanes, mask), place, self.lanes, mask=mask)
+
+    def add(self, group: str, low: str, high: str, n: str, parts: int, mask: str | None) -> None:
+        """Adds the products of a group of inputs to some rows and columns of `%y`."""
+        with self.loop("0", str(GROUP // 4), self.numbers) as (quad, _):
+            self.fill_tile(group, quad, n, parts, mask)
+        ends = self.ends(group, n, parts, mask)
+
+        def rows(row: str, count: int) -> None:
+            self.add_rows(group, [self.whole("add", row, i) for i in range(count)], n, mask, ends)
+
+        self.in_steps(low, high, tuple(range(_ROWS[0], 0, -1)), rows)
+
+    def fill_tile(self, group: str, quad: str, n: str, parts: int, mask: str | None) -> None:
+        """Bytes of four rows of the matrix become lanes of 32 bits."""
+        lanes, size = self.lanes, parts * self.lanes
+        first = self.whole("mul", group, GROUP // self.numbers)
+        first = self.whole("add", first, self.whole("mul", quad, 4 // self.numbers))
+        of, rows = f"<{size} x i8>", []
+        for i in range(4):
+            (place, *_) = self.places(self.whole("add", first, i), n, parts)
+            ahead = self.at("%w", self.whole("add", place, "%ahead"), "i8")
+            self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
+            rows.append(self.some_bytes("%w", place, size, mask))
+        if parts == 1:
+            both = [self.mixed(rows[i : i + 2], of, range(2 * lanes)) for i in (0, 2)]
+            taken = [i + lanes * row for i in range(lanes) for row in range(4)]
+            vectors = [self.mixed(both, f"<{2 * lanes} x i8>", taken)]
+        else:
+            # In each 128 bits of a register, so that one instruction mixes them.
+            pairs = [self.halves(rows[i : i + 2], of, 1) for i in (0, 2)]
+            vectors = [
+                half for both in zip(*pairs, strict=True) for half in self.halves(both, of, 2)
+            ]
+        wide = f"<{lanes} x i32>"
+        vectors = [self.let(f"bitcast <{4 * lanes} x i8> {v} to {wide}") for v in vectors]
+        for number, quads in enumerate(self.quads(vectors)):
+            at = self.whole("mul", self.whole("add", quad, number), parts)
+            for part, value in enumerate(quads):
+                place = self.at("%tile", self.whole("add", at, part), wide)
+                self.do(f"store {wide} {value}, ptr {place}, align 64")
+
+    def halves(self, both: Sequence[str], of: str, width: int) -> list[str]:
+        """In each 16 bytes, the first halves of two vectors in turns, and the second ones."""
+        return [
+            self.mixed(
+                both,
+                of,
+                [
+                    i + 64 * second + byte
+                    for at in range(start, 64, 16)
+                    for i in range(at, at + 8, width)
+                    for second in (0, 1)
+                    for byte in range(width)
+                ],
             )
-            sums = self.in_order(totals[i * parts : (i + 1) * parts], width)
-            for part, total in enumerate(sums):
-                y = self.whole("add", self.entry(row, n), part * width)
-                value = self.let(f"sitofp {kind} {total} to <{width} x float>")
-                so_far = self.floats("%y", y, width)
-                value, so_far = self.of_group(ends[part], row, first, value, so_far, width)
-                self.store(self.add_product(value, factor, so_far, width), y, width)
+            for start in (0, 8)
+        ]
 
-    def ends(self, first: str, n: str, parts: int, width: int) -> list[Any]:
+    def some_bytes(self, base: str, place: str, size: int, mask: str | None) -> str:
+        at, of = self.at(base, place, "i8"), f"<{size} x i8>"
+        if mask is None:
+            return self.let(f"load {of}, ptr {at}, align 1")
+        return self.let(
+            f"call {of} @llvm.masked.load.v{size}i8.p0(ptr {at}, i32 1, <{size} x i1> {mask}, "
+            f"{of} zeroinitializer)"
+        )
+
+    def quads(self, vectors: list[str]) -> list[list[str]]:
+        """Numbers without a sign, by fours of inputs, then vectors of columns."""
+        wide = f"<{self.lanes} x i32>"
+        return [[self.let(f"xor {wide} {v}, splat (i32 {0x80808080})") for v in vectors]]
+
+    def turned(self, vectors: list[str]) -> list[str]:
+        """Four vectors in the order of a tile in that of columns, or the other way round."""
+        if len(vectors) == 1:
+            return vectors
+
+        def mixed(a: str, b: str, parts: Sequence[int]) -> str:
+            return self.mixed(
+                (a, b), "<16 x float>", [4 * part + i for part in parts for i in range(4)]
+            )
+
+        a, b, c, d = vectors
+        firsts = [mixed(*both, (0, 1, 4, 5)) for both in ((a, b), (c, d))]
+        lasts = [mixed(*both, (2, 3, 6, 7)) for both in ((a, b), (c, d))]
+        return [
+            mixed(*both, parts)
+            for both in (firsts, lasts)
+            for parts in ((0, 2, 4, 6), (1, 3, 5, 7))
+        ]
+
+    def add_rows(
+        self, group: str, rows: Sequence[str], n: str, mask: str | None, ends: Sequence[Any]
+    ) -> None:
+        lanes, parts = self.lanes, len(ends)
+        wide, kind = f"<{lanes} x i32>", f"<{lanes} x float>"
+        begins = [self.at("%x", self.whole("mul", row, "%X")) for row in rows]
+        factors = self.whole("add", self.whole("mul", "%groups", GROUP // 4), group)
+        sums = []
+        for begin in begins:
+            at = self.at(begin, self.whole("add", factors, "%groups"))
+            sums.append(self.let(f"load i32, ptr {at}, align 4"))
+        totals = [start for total in sums for start in [self.start(total)] * parts]
+        quads = self.whole("mul", group, GROUP // 4)
+        with self.loop("0", str(GROUP // 4), 1, wide, totals) as (quad, new):
+            at = self.whole("mul", quad, parts)
+            weights = []
+            for part in range(parts):
+                place = self.at("%tile", self.whole("add", at, part), wide)
+                weights.append(self.let(f"load {wide}, ptr {place}, align 64"))
+            at = self.whole("add", quads, quad)
+            for i, begin in enumerate(begins):
+                x = self.let(f"load i32, ptr {self.at(begin, at)}, align 4")
+                x = self.splat(x, "i32", lanes)
+                for part, weight in enumerate(weights):
+                    number = i * parts + part
+                    new[number] = self.add_quads(weight, x, new[number])
+        for i, (row, begin) in enumerate(zip(rows, begins, strict=True)):
+            factor = self.let(f"load float, ptr {self.at(begin, factors)}, align 4")
+            wides = self.splat(factor, "float", lanes)
+            for part, place in enumerate(self.places(row, n, parts)):
+                value = self.let(f"sitofp {wide} {new[i * parts + part]} to {kind}")
+                y = self.floats("%y", place, lanes, mask=mask)
+                value, y = self.of_group(ends[part], value, y, sums[i], factor)
+                self.store(self.add_product(value, wides, y, lanes), place, lanes, mask=mask)
+
+    def start(self, total: str) -> str:
+        """What a sum begins with, where a row's bytes have this total."""
+        # A number without a sign is 128 too large.
+        return self.splat(self.let(f"mul i32 {total}, -128"), "i32", self.lanes)
+
+    def ends(self, group: str, n: str, parts: int, mask: str | None) -> list[Any]:
         """What `of_group` reads, for each vector of columns."""
         return [None] * parts
 
     def of_group(
-        self, end: Any, row: str, first: str, value: str, so_far: str, width: int
+        self, end: Any, value: str, so_far: str, total: str, factor: str
     ) -> tuple[str, str]:
         """A sum of products of a group of inputs, and the sum so far, with what belongs to both."""
         return value, so_far
 
-    def pairs(self, k: str, n: str, size: int) -> list[str]:
-        """Numbers of two rows of the matrix, in turns, as 16 bits."""
-        of, at = f"<{size} x i8>", self.entry(k, n)
-        both = []
-        for row in ("0", "%N"):
-            place = self.whole("add", at, row)
-            if size > self.lanes:
-                ahead = self.at("%w", self.whole("add", place, "%ahead"), "i8")
-                self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
-            both.append(self.let(f"load {of}, ptr {self.at('%w', place, 'i8')}, align 1"))
-        if size <= self.lanes:
-            turns = [i + size * odd for i in range(size) for odd in (0, 1)]
-            return [self.sixteen(self.mixed(both, of, turns), 2 * size)]
-        # In each 128 bits of a register, so that one instruction mixes them.
-        halves = [
-            self.mixed(both, of, [i + 64 * odd for at in range(start, 64, 16)
-                                  for i in range(at, at + 8) for odd in (0, 1)])
-            for start in (0, 8)
-        ]  # fmt: skip
-        quarters = [
-            self.mixed([half, "poison"], of, list(range(start, start + 32)))
-            for start in (0, 32)
-            for half in halves
-        ]
-        return [self.sixteen(quarter, 32) for quarter in quarters]
 
-    def in_order(self, totals: Sequence[str], width: int) -> list[str]:
-        """Sums of `pairs` by columns."""
-        if len(totals) == 1:
-            return list(totals)
-        of = f"<{width} x i32>"
-        return [
-            self.mixed(totals[i : i + 2], of, [x + y for y in (0, 16) for x in range(at, at + 8)])
-            for i in (0, 2)
-            for at in (0, 8)
-        ]
+class FourBits(BytesByColumns):
+    """As `BytesByColumns`, of a matrix of 4 bits; see `Int4Weight`. A byte has two inputs."""
 
-    def mixed(self, both: Sequence[str], of: str, taken: Sequence[int]) -> str:
-        mask = ", ".join(f"i32 {i}" for i in taken)
-        a, b = both
-        return self.let(f"shufflevector {of} {a}, {of} {b}, <{len(taken)} x i32> <{mask}>")
-
-
-class FourBits(PairsByColumns):
-    """As `PairsByColumns`, of a matrix of 4 bits; see `Int4Weight`. A byte has a pair."""
+    numbers = 2
 
     def write(self) -> None:
         self.do(f"%s = {self.data(2)}")
-        self.do(f"%lows = {self.data(4)}")
-        self.do(f"%sums = {self.data(5)}")
-        self.do(f"%groups = {self.size(5, 1)}")
+        self.do(f"%lows = {self.data(3)}")
         super().write()
 
-    def pairs(self, k: str, n: str, size: int) -> list[str]:
-        width = min(size, self.lanes)
-        of = f"<{width} x i32>"
-        at = self.entry(self.whole("sdiv", k, 2), n)
-        ahead = self.at("%w", self.whole("add", at, "%ahead"), "i8")
-        self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
-        pairs = []
-        for part in range(0, size, width):
-            place = self.at("%w", self.whole("add", at, part), "i8")
-            both = self.let(f"load <{width} x i8>, ptr {place}, align 1")
-            low = self.let(f"zext <{width} x i8> {both} to {of}")
-            high = self.let(f"shl {of} {low}, splat (i32 12)")
-            both = self.let(f"or {of} {low}, {high}")
-            both = self.let(f"and {of} {both}, splat (i32 {0xF000F})")
-            pairs.append(self.let(f"bitcast {of} {both} to <{2 * width} x i16>"))
-        return pairs
-
-    def in_order(self, totals: Sequence[str], width: int) -> list[str]:
-        return list(totals)
-
-    def ends(self, first: str, n: str, parts: int, width: int) -> list[Any]:
-        at = self.entry(self.whole("sdiv", first, _DEPTH), n)
+    def quads(self, vectors: list[str]) -> list[list[str]]:
+        wide = f"<{self.lanes} x i32>"
+        both = [vectors, [self.let(f"lshr {wide} {v}, splat (i32 4)") for v in vectors]]
         return [
-            (self.half("%s", place, width), self.half("%lows", place, width))
-            for place in (self.whole("add", at, part * width) for part in range(parts))
+            [self.let(f"and {wide} {v}, splat (i32 {0x0F0F0F0F})") for v in half] for half in both
         ]
 
-    def half(self, base: str, index: str, width: int) -> str:
-        at, of = self.at(base, index, "half"), f"<{width} x half>"
-        value = self.let(f"load {of}, ptr {at}, align 2")
-        return self.let(f"fpext {of} {value} to <{width} x float>")
+    def start(self, total: str) -> str:
+        return "zeroinitializer"
+
+    def ends(self, group: str, n: str, parts: int, mask: str | None) -> list[Any]:
+        places = self.places(group, n, parts)
+        both = [
+            self.turned([self.half(base, place, mask) for place in places])
+            for base in ("%s", "%lows")
+        ]
+        return list(zip(*both, strict=True))
+
+    def half(self, base: str, index: str, mask: str | None) -> str:
+        at, of = self.at(base, index, "half"), f"<{self.lanes} x half>"
+        if mask is None:
+            value = self.let(f"load {of}, ptr {at}, align 2")
+        else:
+            value = self.let(
+                f"call {of} @llvm.masked.load.v{self.lanes}f16.p0(ptr {at}, i32 2, "
+                f"<{self.lanes} x i1> {mask}, {of} zeroinitializer)"
+            )
+        return self.let(f"fpext {of} {value} to <{self.lanes} x float>")
 
     def of_group(
-        self, end: Any, row: str, first: str, value: str, so_far: str, width: int
+        self, end: Any, value: str, so_far: str, total: str, factor: str
     ) -> tuple[str, str]:
         scales, lows = end
-        group = self.whole("sdiv", first, _DEPTH)
-        at = self.whole("add", self.whole("mul", row, "%groups"), group)
-        so_far = self.add_product(self.scalar("%sums", at, width), lows, so_far, width)
-        return self.let(f"fmul <{width} x float> {value}, {scales}"), so_far
+        total = self.let(f"fmul float {self.let(f'sitofp i32 {total} to float')}, {factor}")
+        so_far = self.add_product(self.splat(total, "float", self.lanes), lows, so_far, self.lanes)
+        return self.let(f"fmul <{self.lanes} x float> {value}, {scales}"), so_far
 
 
-class PairsByRows(ByRows):
-    """Of a matrix `[N, K]`, as `PairsByColumns`; K is a multiple of 32."""
+class BytesByRows(ByRows):
+    """Of a matrix `[N, K]` of 8 bits, as `BytesByColumns`; K is a multiple of 64."""
 
-    def write(self) -> None:
-        self.do(f"%a = {self.data(3)}")
-        self.do(f"%blocks = {self.size(3, 1)}")
-        super().write()
+    functions = _DECLARED
 
     def sums(self, n: str, columns: int, row: str, rows: int) -> list[str]:
-        lanes = self.lanes
-        floats, whole = f"<{lanes} x float>", f"<{lanes} x i32>"
-        ws, xs = self.starts("%w", n, columns, "i8"), self.starts("%x", row, rows, "i16")
+        kind, wide = "<16 x float>", "<16 x i32>"
+        ws = self.starts("%w", n, columns, "i8")
+        begins = [
+            self.at("%x", self.whole("mul", self.whole("add", row, i), "%X")) for i in range(rows)
+        ]
+        factors = self.whole("sdiv", "%K", 4)
         zeros = ["zeroinitializer"] * (columns * rows)
-        with self.loop("0", "%K", BLOCK, floats, zeros) as (first, totals):
-            last = self.whole("add", first, BLOCK)
-            last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
-            with self.loop(first, last, 2 * lanes, whole, zeros) as (k, products):
-                a = [self.let(f"load <32 x i8>, ptr {self.at(w, k, 'i8')}, align 1") for w in ws]
-                a = [self.sixteen(w, 2 * lanes) for w in a]
-                b = [self.let(f"load {whole}, ptr {self.at(x, k, 'i16')}, align 2") for x in xs]
-                for number, (w, x) in enumerate(itertools.product(a, b)):
-                    products[number] = self.add_pairs(w, x, products[number], lanes)
-            block = self.whole("sdiv", first, BLOCK)
-            for i in range(rows):
-                at = self.whole("mul", self.whole("add", row, i), "%blocks")
-                factor = self.scalar("%a", self.whole("add", at, block), lanes)
-                for number in range(i, columns * rows, rows):
-                    value = self.let(f"sitofp {whole} {products[number]} to {floats}")
-                    totals[number] = self.add_product(value, factor, totals[number], lanes)
+        signs = f"splat (i32 {0x80808080})"
+        with self.loop("0", "%K", 4 * 16, kind, zeros) as (k, totals):
+            numbers = []
+            for w in ws:
+                value = self.let(f"load {wide}, ptr {self.at(w, k, 'i8')}, align 1")
+                numbers.append(self.let(f"xor {wide} {value}, {signs}"))
+            group = self.whole("add", factors, self.whole("sdiv", k, GROUP))
+            for i, begin in enumerate(begins):
+                x = self.let(f"load {wide}, ptr {self.at(begin, k, 'i8')}, align 4")
+                # A number without a sign is 128 too large.
+                start = self.add_quads(signs, x, "zeroinitializer")
+                start = self.let(f"sub {wide} zeroinitializer, {start}")
+                both = self.let(f"load <2 x float>, ptr {self.at(begin, group)}, align 4")
+                taken = ", ".join(f"i32 {lane // 8}" for lane in range(16))
+                factor = self.let(
+                    f"shufflevector <2 x float> {both}, <2 x float> poison, <16 x i32> <{taken}>"
+                )
+                for column, weight in enumerate(numbers):
+                    value = self.add_quads(weight, x, start)
+                    value = self.let(f"sitofp {wide} {value} to {kind}")
+                    at = column * rows + i
+                    totals[at] = self.add_product(value, factor, totals[at], 16)
         return totals
 
 

@@ -19,25 +19,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float16, Float32, Int16, Int32
+from jaxtyping import Array, Float, Float16, Float32, Int32
 
 from specjax.cpu_code import (
-    BLOCK,
+    GROUP,
     STORED,
+    WORDS,
     Attention,
     ByColumns,
     ByRows,
+    BytesByColumns,
+    BytesByRows,
     Code,
     FourBits,
+    InBytes,
     Kernel,
-    PairsByColumns,
-    PairsByRows,
-    has_pairs,
+    has_quads,
     lanes,
 )
 
-# A product of more rows is XLA's. It is slower than the kernels up to the second number with
-# matrices [N, K], and with those of 16 or 8 bits, of which it also keeps copies in floats.
+# A product of more rows is XLA's, but not with x in 8 bits. XLA's is slower than the kernels up to
+# the second number with matrices [N, K] and with those of fewer bits, which it also makes floats.
 MOST_ROWS, _MANY_ROWS = 16, 256
 # The passes of LLVM that make the code fast; all its standard ones take ten times as long.
 _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
@@ -46,9 +48,12 @@ _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
 def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     """Whether `product` multiplies them; without llvmlite it multiplies nothing."""
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
+    if not (known and x.shape[0] and available()):
+        return False
+    if weight.dtype == jnp.uint8 or _has_bytes(weight, by_rows=by_rows):
+        return has_quads()
     most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
-    taken = known and 0 < x.shape[0] <= most and available()
-    return taken and (weight.dtype != jnp.uint8 or has_pairs())
+    return x.shape[0] <= most
 
 
 def product(
@@ -61,43 +66,35 @@ def product(
 ) -> Float32[Array, "M N"]:
     """`(x @ weight) * scales` in a program for one CPU; `lows` as in `models.int4.Int4Weight`.
 
-    With scales, a CPU with AVX-512 VNNI multiplies x in 16 bits: whole numbers of its rows, with a
-    factor for each `BLOCK`. It takes half the instructions of floats.
+    With matrices of 8 or 4 bits, a CPU with AVX-512 VNNI multiplies x in 8 bits: whole numbers of
+    its rows, with a factor for each `GROUP`. It takes a quarter of the instructions of floats.
 
     The matrix is `[K, N]`, or `[N, K]` if `by_rows`; each output has a factor of `scales`.
     """
     dtype = jnp.dtype(weight.dtype)
-    if lows is not None:
-        whole, factors = _in_16_bits(x)
-        groups = jnp.sum(whole.reshape(len(x), len(lows), -1), axis=-1, dtype=jnp.int32)
-        wide = jnp.repeat(factors, BLOCK * len(lows) // x.shape[1], axis=1)[:, : len(lows)]
-        sums = groups.astype(jnp.float32) * wide
-        given: list[Any] = [whole, weight, scales, factors, lows, sums]
-        return _call(given, (len(x), weight.shape[1]), FourBits, dtype, False)
-    is_even = x.shape[1] % (32 if by_rows else 2) == 0
-    if dtype == jnp.int8 and scales is not None and is_even and has_pairs():
-        form: Any = (PairsByRows if by_rows else PairsByColumns, dtype)
-        whole, factors = _in_16_bits(x)
-        arrays = [whole, weight, scales, factors]
-    elif x.shape[0] > MOST_ROWS and not by_rows:
-        parts = [x[i : i + MOST_ROWS] for i in range(0, x.shape[0], MOST_ROWS)]
+    rows, columns = x.shape[0], weight.shape[0 if by_rows else 1]
+    form: Any
+    options: tuple[Any, ...] = (dtype, scales is not None and lows is None)
+    if _has_bytes(weight, by_rows=by_rows):
+        form = FourBits if lows is not None else BytesByRows if by_rows else BytesByColumns
+        words = x.shape[1] // GROUP * WORDS
+        x = _call([x], (rows, words), InBytes, jnp.dtype(x.dtype), lows is not None)
+    elif by_rows:
+        form = ByRows
+    elif rows > MOST_ROWS:
+        parts = [x[i : i + MOST_ROWS] for i in range(0, rows, MOST_ROWS)]
         return jnp.concatenate([product(part, weight, scales) for part in parts])
     else:
-        form = (ByRows, dtype) if by_rows else (ByColumns, dtype, x.shape[0])
-        arrays = [x, weight] if scales is None else [x, weight, scales]
-    columns = weight.shape[0 if by_rows else 1]
-    return _call(arrays, (x.shape[0], columns), *form, scales is not None)
+        form, options = ByColumns, (*options, rows)
+    arrays = [value for value in (x, weight, scales, lows) if value is not None]
+    return _call(arrays, (rows, columns), form, *options)
 
 
-def _in_16_bits(x: Float32[Array, "M K"]) -> tuple[Int16[Array, "M K"], Float32[Array, "M b"]]:
-    """Whole numbers, and a factor for each `BLOCK` of a row; NaN where a number is not finite."""
-    blocks = -(-x.shape[1] // BLOCK)
-    padded = jnp.pad(x, ((0, 0), (0, blocks * BLOCK - x.shape[1])))
-    parts = padded.reshape(x.shape[0], blocks, BLOCK)
-    factors = jnp.max(jnp.abs(parts), axis=-1) / 32767
-    factors = jnp.where(jnp.isfinite(factors), factors, jnp.nan)
-    whole = jnp.round(parts / jnp.where(factors == 0.0, 1.0, factors)[..., None])
-    return whole.astype(jnp.int16).reshape(x.shape[0], -1)[:, : x.shape[1]], factors
+def _has_bytes(weight: Array, *, by_rows: bool) -> bool:
+    """Whether x has 8 bits in products with this matrix."""
+    depth, least = (weight.shape[1], 2 * GROUP) if by_rows else (weight.shape[0], GROUP)
+    in_bytes = weight.dtype == jnp.uint8 or (weight.dtype == jnp.int8 and depth % least == 0)
+    return in_bytes and has_quads()
 
 
 def attention(
