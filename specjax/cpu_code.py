@@ -581,8 +581,6 @@ class BytesByColumns(_Product):
         of, rows = f"<{size} x i8>", []
         for i in range(4):
             (place, *_) = self.places(self.whole("add", first, i), n, parts)
-            ahead = self.at("%w", self.whole("add", place, "%ahead"), "i8")
-            self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
             rows.append(self.some_bytes("%w", place, size, mask))
         if parts == 1:
             both = [self.mixed(rows[i : i + 2], of, range(2 * lanes)) for i in (0, 2)]
@@ -671,6 +669,12 @@ class BytesByColumns(_Product):
             for part in range(parts):
                 place = self.at("%tile", self.whole("add", at, part), wide)
                 weights.append(self.let(f"load {wide}, ptr {place}, align 64"))
+            first = self.whole("mul", group, GROUP // self.numbers)
+            first = self.whole("add", first, self.whole("mul", quad, 4 // self.numbers))
+            for i in range(4 // self.numbers):
+                (place, *_) = self.places(self.whole("add", first, i), n, parts)
+                ahead = self.at("%w", self.whole("add", place, "%ahead"), "i8")
+                self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
             at = self.whole("add", quads, quad)
             for i, begin in enumerate(begins):
                 x = self.let(f"load i32, ptr {self.at(begin, at)}, align 4")
