@@ -32,6 +32,8 @@ _PIECE, _PART = 1 << 12, 1 << 17
 # The instruction of `add_quads`; LLVM 22 knows its types of before if they are declared.
 _QUADS = "llvm.x86.avx512.vpdpbusd.512"
 _DECLARED = f"declare <16 x i32> @{_QUADS}(<16 x i32>, <16 x i32>, <16 x i32>)"
+# Fetches a line for the second cache; the bytes from a group to those fetched in a matrix [N, K].
+_PREFETCH, _LINES = "call void @llvm.prefetch.p0(ptr {}, i32 0, i32 2, i32 1)", 256
 # The work that is worth one more thread: bytes of a matrix, and products of attention.
 _SHARE, _FEW = 1 << 16, 1 << 15
 
@@ -382,8 +384,7 @@ class ByColumns(_Product):
                 at = self.whole("mul", k, "%N")
                 for start in starts:
                     ahead = self.whole("add", at, start, "%ahead")
-                    to = self.at("%w", ahead, self.stored)
-                    self.do(f"call void @llvm.prefetch.p0(ptr {to}, i32 0, i32 2, i32 1)")
+                    self.do(_PREFETCH.format(self.at("%w", ahead, self.stored)))
                 weights = [
                     self.floats("%w", self.whole("add", at, start), width, self.stored)
                     for start in starts
@@ -564,8 +565,7 @@ class BytesByColumns(_Product):
 
     def add(self, group: str, low: str, high: str, n: str, parts: int, mask: str | None) -> None:
         """Adds the products of a group of inputs to some rows and columns of `%y`."""
-        with self.loop("0", str(GROUP // 4), self.numbers) as (quad, _):
-            self.fill_tile(group, quad, n, parts, mask)
+        self.fill_tile(group, n, parts, mask)
         ends = self.ends(group, n, parts, mask)
 
         def rows(row: str, count: int) -> None:
@@ -573,32 +573,47 @@ class BytesByColumns(_Product):
 
         self.in_steps(low, high, tuple(range(_ROWS[0], 0, -1)), rows)
 
-    def fill_tile(self, group: str, quad: str, n: str, parts: int, mask: str | None) -> None:
-        """Bytes of four rows of the matrix become lanes of 32 bits."""
+    def fill_tile(self, group: str, n: str, parts: int, mask: str | None) -> None:
+        """Bytes of four inputs become lanes of 32 bits."""
         lanes, size = self.lanes, parts * self.lanes
+        of, wide = f"<{size} x i8>", f"<{lanes} x i32>"
+        with self.loop("0", str(GROUP // 4), self.numbers) as (quad, _):
+            first, rows = self.first(group, quad), []
+            for i in range(4):
+                (place, *_) = self.places(self.whole("add", first, i), n, parts)
+                rows.append(self.some_bytes("%w", place, size, mask))
+            if parts == 1:
+                both = [self.mixed(rows[i : i + 2], of, range(2 * lanes)) for i in (0, 2)]
+                taken = [i + lanes * row for i in range(lanes) for row in range(4)]
+                vectors = [self.mixed(both, f"<{2 * lanes} x i8>", taken)]
+            else:
+                # In each 128 bits of a register, so that one instruction mixes them.
+                pairs = [self.halves(rows[i : i + 2], of, 1) for i in (0, 2)]
+                vectors = [
+                    half for both in zip(*pairs, strict=True) for half in self.halves(both, of, 2)
+                ]
+            vectors = [self.let(f"bitcast <{4 * lanes} x i8> {v} to {wide}") for v in vectors]
+            for number, quads in enumerate(self.quads(vectors)):
+                at = self.whole("mul", self.whole("add", quad, number), parts)
+                for part, value in enumerate(quads):
+                    self.put(value, self.whole("add", at, part))
+
+    def first(self, group: str, quad: str) -> str:
+        """The row of the matrix where four inputs of a group begin."""
         first = self.whole("mul", group, GROUP // self.numbers)
-        first = self.whole("add", first, self.whole("mul", quad, 4 // self.numbers))
-        of, rows = f"<{size} x i8>", []
-        for i in range(4):
-            (place, *_) = self.places(self.whole("add", first, i), n, parts)
-            rows.append(self.some_bytes("%w", place, size, mask))
-        if parts == 1:
-            both = [self.mixed(rows[i : i + 2], of, range(2 * lanes)) for i in (0, 2)]
-            taken = [i + lanes * row for i in range(lanes) for row in range(4)]
-            vectors = [self.mixed(both, f"<{2 * lanes} x i8>", taken)]
-        else:
-            # In each 128 bits of a register, so that one instruction mixes them.
-            pairs = [self.halves(rows[i : i + 2], of, 1) for i in (0, 2)]
-            vectors = [
-                half for both in zip(*pairs, strict=True) for half in self.halves(both, of, 2)
-            ]
-        wide = f"<{lanes} x i32>"
-        vectors = [self.let(f"bitcast <{4 * lanes} x i8> {v} to {wide}") for v in vectors]
-        for number, quads in enumerate(self.quads(vectors)):
-            at = self.whole("mul", self.whole("add", quad, number), parts)
-            for part, value in enumerate(quads):
-                place = self.at("%tile", self.whole("add", at, part), wide)
-                self.do(f"store {wide} {value}, ptr {place}, align 64")
+        return self.whole("add", first, self.whole("mul", quad, 4 // self.numbers))
+
+    def put(self, value: str, place: str) -> None:
+        """Stores a vector of the tile."""
+        wide = f"<{self.lanes} x i32>"
+        self.do(f"store {wide} {value}, ptr {self.at('%tile', place, wide)}, align 64")
+
+    def fetch(self, group: str, quad: str, n: str) -> None:
+        """Fetches a part of what is read after these columns."""
+        first = self.first(group, quad)
+        for i in range(4 // self.numbers):
+            (place,) = self.places(self.whole("add", first, i), n, 1)
+            self.do(_PREFETCH.format(self.at("%w", self.whole("add", place, "%ahead"), "i8")))
 
     def halves(self, both: Sequence[str], of: str, width: int) -> list[str]:
         """In each 16 bytes, the first halves of two vectors in turns, and the second ones."""
@@ -669,12 +684,7 @@ class BytesByColumns(_Product):
             for part in range(parts):
                 place = self.at("%tile", self.whole("add", at, part), wide)
                 weights.append(self.let(f"load {wide}, ptr {place}, align 64"))
-            first = self.whole("mul", group, GROUP // self.numbers)
-            first = self.whole("add", first, self.whole("mul", quad, 4 // self.numbers))
-            for i in range(4 // self.numbers):
-                (place, *_) = self.places(self.whole("add", first, i), n, parts)
-                ahead = self.at("%w", self.whole("add", place, "%ahead"), "i8")
-                self.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
+            self.fetch(group, quad, n)
             at = self.whole("add", quads, quad)
             for i, begin in enumerate(begins):
                 x = self.let(f"load i32, ptr {self.at(begin, at)}, align 4")
@@ -755,42 +765,52 @@ class FourBits(BytesByColumns):
         return self.let(f"fmul <{self.lanes} x float> {value}, {scales}"), so_far
 
 
-class BytesByRows(ByRows):
-    """Of a matrix `[N, K]` of 8 bits, as `BytesByColumns`; K is a multiple of 64."""
+class BytesByRows(BytesByColumns):
+    """As `BytesByColumns`, of a matrix `[N, K]`; a thread takes the columns of one tile."""
 
-    functions = _DECLARED
+    axis = 0
 
-    def sums(self, n: str, columns: int, row: str, rows: int) -> list[str]:
-        kind, wide = "<16 x float>", "<16 x i32>"
-        ws = self.starts("%w", n, columns, "i8")
-        begins = [
-            self.at("%x", self.whole("mul", self.whole("add", row, i), "%X")) for i in range(rows)
-        ]
-        factors = self.whole("sdiv", "%K", 4)
-        zeros = ["zeroinitializer"] * (columns * rows)
-        signs = f"splat (i32 {0x80808080})"
-        with self.loop("0", "%K", 4 * 16, kind, zeros) as (k, totals):
-            numbers = []
-            for w in ws:
-                value = self.let(f"load {wide}, ptr {self.at(w, k, 'i8')}, align 1")
-                numbers.append(self.let(f"xor {wide} {value}, {signs}"))
-            group = self.whole("add", factors, self.whole("sdiv", k, GROUP))
-            for i, begin in enumerate(begins):
-                x = self.let(f"load {wide}, ptr {self.at(begin, k, 'i8')}, align 4")
-                # A number without a sign is 128 too large.
-                start = self.add_quads(signs, x, "zeroinitializer")
-                start = self.let(f"sub {wide} zeroinitializer, {start}")
-                both = self.let(f"load <2 x float>, ptr {self.at(begin, group)}, align 4")
-                taken = ", ".join(f"i32 {lane // 8}" for lane in range(16))
-                factor = self.let(
-                    f"shufflevector <2 x float> {both}, <2 x float> poison, <16 x i32> <{taken}>"
-                )
-                for column, weight in enumerate(numbers):
-                    value = self.add_quads(weight, x, start)
-                    value = self.let(f"sitofp {wide} {value} to {kind}")
-                    at = column * rows + i
-                    totals[at] = self.add_product(value, factor, totals[at], 16)
-        return totals
+    def most(self, code: Code, column: str) -> str:
+        return str(self.group)
+
+    def fetch(self, group: str, quad: str, n: str) -> None:
+        # A line has two groups: with each the lines of half the columns are fetched.
+        odd = self.whole("and", group, 1)
+        first = self.whole("add", n, self.whole("mul", odd, 32), self.whole("mul", quad, 4))
+        at = self.whole("mul", self.whole("sub", group, odd), GROUP)
+        for i in range(4):
+            row = self.whole("mul", self.whole("add", first, i), "%K")
+            self.do(_PREFETCH.format(self.at("%w", self.whole("add", row, at, _LINES), "i8")))
+
+    def turned(self, vectors: list[str]) -> list[str]:
+        return vectors
+
+    def fill_tile(self, group: str, n: str, parts: int, mask: str | None) -> None:
+        half, wide = "<8 x i32>", "<16 x i32>"
+        begin, last = self.whole("mul", group, GROUP), self.whole("sub", "%N", 1)
+        for part in range(parts):
+            rows = []
+            for i in range(16):
+                row = self.whole("add", n, part * 16 + i)
+                if mask is not None:
+                    row = self.let(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})")
+                at = self.at("%w", self.whole("add", self.whole("mul", row, "%K"), begin), "i8")
+                rows.append(self.let(f"load {half}, ptr {at}, align 1"))
+            pairs = zip(rows[:8], rows[8:], strict=True)
+            vectors = [self.mixed(pair, half, range(16)) for pair in pairs]
+            for step in (1, 2, 4):  # rows and inputs change places in squares of twice this size
+                places = [(i, i + 16 - step)[bool(i & step)] for i in range(16)]
+                others = [(i + step, i + 16)[bool(i & step)] for i in range(16)]
+                new = list(vectors)
+                for i in range(8):
+                    if not i & step:
+                        pair = vectors[i], vectors[i + step]
+                        new[i] = self.mixed(pair, wide, places)
+                        new[i + step] = self.mixed(pair, wide, others)
+                vectors = new
+            for quad, value in enumerate(vectors):
+                value = self.let(f"xor {wide} {value}, splat (i32 {0x80808080})")
+                self.put(value, str(quad * parts + part))
 
 
 class _Softmax(Kernel):

@@ -92,9 +92,8 @@ def product(
 
 def _has_bytes(weight: Array, *, by_rows: bool) -> bool:
     """Whether x has 8 bits in products with this matrix."""
-    depth, least = (weight.shape[1], 2 * GROUP) if by_rows else (weight.shape[0], GROUP)
-    in_bytes = weight.dtype == jnp.uint8 or (weight.dtype == jnp.int8 and depth % least == 0)
-    return in_bytes and has_quads()
+    even = weight.dtype == jnp.int8 and weight.shape[1 if by_rows else 0] % GROUP == 0
+    return (even or weight.dtype == jnp.uint8) and has_quads()
 
 
 def attention(
