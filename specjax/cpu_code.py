@@ -433,20 +433,16 @@ class ByRows(_Product):
         self.in_steps("%n0", "%n1", (_COLUMNS, 1), at)
 
     def put(self, n: str, columns: int, row: str, rows: int) -> None:
-        totals = self.sums(n, columns, row, rows)
-        for i in range(rows):
-            value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
-            place = self.whole("mul", self.whole("add", row, i), "%N")
-            self.store(value, self.whole("add", place, n), columns)
-
-    def sums(self, n: str, columns: int, row: str, rows: int) -> list[str]:
-        """The sums of each column with each row, as vectors."""
-        return self.products(
+        totals = self.products(
             "%K",
             (self.starts("%x", row, rows, "float"), "float"),
             (self.starts("%w", n, columns, self.stored), self.stored),
             ["zeroinitializer"] * (columns * rows),
         )
+        for i in range(rows):
+            value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
+            place = self.whole("mul", self.whole("add", row, i), "%N")
+            self.store(value, self.whole("add", place, n), columns)
 
     def starts(self, base: str, first: str, count: int, stored: str) -> list[str]:
         """The addresses of so many rows."""
@@ -651,19 +647,15 @@ class BytesByColumns(_Product):
         if len(vectors) == 1:
             return vectors
 
-        def mixed(a: str, b: str, parts: Sequence[int]) -> str:
-            return self.mixed(
-                (a, b), "<16 x float>", [4 * part + i for part in parts for i in range(4)]
-            )
+        def lines(both: Sequence[str], parts: Sequence[int]) -> str:
+            taken = [4 * part + i for part in parts for i in range(4)]
+            return self.mixed(both, "<16 x float>", taken)
 
-        a, b, c, d = vectors
-        firsts = [mixed(*both, (0, 1, 4, 5)) for both in ((a, b), (c, d))]
-        lasts = [mixed(*both, (2, 3, 6, 7)) for both in ((a, b), (c, d))]
-        return [
-            mixed(*both, parts)
-            for both in (firsts, lasts)
-            for parts in ((0, 2, 4, 6), (1, 3, 5, 7))
-        ]
+        pairs = vectors[:2], vectors[2:]
+        firsts = [lines(pair, (0, 1, 4, 5)) for pair in pairs]
+        lasts = [lines(pair, (2, 3, 6, 7)) for pair in pairs]
+        order = ((0, 2, 4, 6), (1, 3, 5, 7))
+        return [lines(both, parts) for both in (firsts, lasts) for parts in order]
 
     def add_rows(
         self, group: str, rows: Sequence[str], n: str, mask: str | None, ends: Sequence[Any]
@@ -808,8 +800,8 @@ class BytesByRows(BytesByColumns):
                         new[i] = self.mixed(pair, wide, places)
                         new[i + step] = self.mixed(pair, wide, others)
                 vectors = new
-            for quad, value in enumerate(vectors):
-                value = self.let(f"xor {wide} {value}, splat (i32 {0x80808080})")
+            (quads,) = self.quads(vectors)
+            for quad, value in enumerate(quads):
                 self.put(value, str(quad * parts + part))
 
 

@@ -26,8 +26,8 @@ pytest.importorskip("llvmlite")
 
 # Depths and numbers of columns: none, one number, less than a vector, parts of several threads, and
 # remainders of all.
-SIZES = [(0, 4), (1, 1), (5, 3), (37, 53), (64, 4096), (130, 1031), (1031, 130), (2048, 70)]
-SIZES_OF_4_BITS = [(32, 1), (64, 4096), (160, 1031), (2080, 70)]
+SIZES = [(0, 4), (1, 1), (5, 3), (37, 53), (64, 4096), (130, 1031), (1031, 130), (2048, 90)]
+SIZES_OF_4_BITS = [(32, 1), (64, 4096), (160, 1031), (2080, 90)]
 FORMS = ["float32", "bfloat16", "int8"]
 
 

@@ -106,7 +106,7 @@ def test_a_number_in_4_bits_is_the_nearest_of_its_group():
     matrix[32:64, 0], matrix[40, 1] = 0.25, 30.0
     weight = Int4Weight.of(jnp.asarray(matrix))
     groups = matrix.reshape(3, 32, 40)
-    steps = (groups.max(axis=1) - groups.min(axis=1)) / 15
+    steps = (groups.max(axis=1) - groups.min(axis=1)) / 14
     # Half a step, and a rounding of the scale and of the lowest number.
     bound = (steps / 2 + 2**-10 * np.abs(groups).max(axis=1)).repeat(32, axis=0)
     difference = np.abs(np.asarray(weight.read(jnp.float32)) - matrix)
@@ -114,6 +114,18 @@ def test_a_number_in_4_bits_is_the_nearest_of_its_group():
     assert not difference[32:64, 0].any()
     fewer = np.abs(np.asarray(weight.read(jnp.float32))[::-1] - matrix)  # a control
     assert (fewer > bound).any()
+
+
+def test_numbers_that_had_4_bits_have_them_again():
+    rng, half = np.random.default_rng(0), np.float16
+    for count, bound in ((15, 1e-3), (14, 1e-3), (13, np.inf)):  # no file has the last
+        q = rng.integers(0, count + 1, (3, 32, 40))
+        q[:, 0], q[:, 1] = 0, count
+        scales, lows = (rng.uniform(0.5, 1.0, (3, 1, 40)).astype(half) for _ in range(2))
+        groups = q * scales.astype(np.float32) - lows.astype(np.float32)
+        found = Int4Weight.of(jnp.asarray(groups.reshape(96, 40))).read(jnp.float32)
+        largest = np.abs(found - groups.reshape(96, 40)).max()
+        assert largest < bound * count and (bound < np.inf or largest > 0.1)
 
 
 QUICK = [("t5_v1_0", "int8+embedding"), ("llama", "int8"), ("gemma2", "int4")]
