@@ -64,8 +64,8 @@ class DrafterRecipe:
     """What head is trained, on which texts, with which loss.
 
     Attributes:
-      kind: one of `KINDS`: EAGLE-3, a block head (DFlash; with `markov` or `confidence` DSpark), or
-        MTP.
+      kind: one of `KINDS`: EAGLE-3, a block head (DFlash; with `markov` or `confidence` DSpark,
+        with `markov="domino"` Domino), or MTP.
       max_draft: G, the drafts that it learns to make at a time.
       boundaries: of the verifier's states that it reads (see `types.LanguageModel.reading`); None:
         an early, a middle and a late one. An MTP reads the last.
@@ -213,8 +213,11 @@ class DrafterRecipe:
             from_anchor=own_slot,
             markov=self.markov,
             markov_rank=self.markov_rank if self.markov else 0,
+            # As in the published ones.
+            markov_memory=4 * self.markov_rank if self.markov == "domino" else None,
+            markov_start=1 if self.markov == "domino" else 0,
             confidence=self.confidence,
-            confidence_reads_markov=self.confidence and self.markov is not None,
+            confidence_reads_markov=self.confidence and self.markov not in (None, "domino"),
         )
 
     def task(self, head: HeadConfig, verifier: TextModel) -> DraftTask:

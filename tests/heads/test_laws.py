@@ -91,6 +91,7 @@ QUICK = {
     ("eagle3", "block", "fixed"): ("Lossless", "OPT"),
     ("dflash", "token", "fixed"): ("Lossless", "KLBall"),
     ("dspark", "block", "own"): ("Lossless",),
+    ("domino", "block", "fixed"): ("Lossless", "OPT"),
     ("ordered assistant", "block", "fixed"): ("Lossless", "OPT"),
 }
 ALL = [

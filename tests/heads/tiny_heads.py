@@ -24,6 +24,7 @@ V = 3
 _SIZES = {"embed_dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "mlp_dim": 8}
 _EAGLE = {"boundaries": (0, 1, 3), "windows": (None,), "own_output": True}
 _BLOCK = {"boundaries": (1, 3), "windows": (None, 2), "block_size": 4, "own_output": True}
+_DOMINO = {"markov": "domino", "markov_rank": 4, "markov_memory": 3, "markov_start": 1}
 CONFIGS = {
     "eagle3": (EagleConfig, {**_EAGLE, "norm_before_residual": True}),
     "eagle3_window": (EagleConfig, {**_EAGLE, "windows": (2,), "norm_output": True}),
@@ -41,6 +42,7 @@ CONFIGS = {
             "confidence_reads_markov": True,
         },
     ),
+    "domino": (BlockConfig, {**_BLOCK, **_DOMINO, "mask_token": 1, "from_anchor": True}),
 }
 # Heads of encoder-decoders; the masks of blocks are learnt.
 _LEARNT = {"boundaries": (0, 2), "windows": (None, None), "block_size": 3, "mask_token": None}
@@ -51,6 +53,7 @@ ENCODED = {
         BlockConfig,
         {**_LEARNT, "from_anchor": True, "markov": "gated", "markov_rank": 4, "confidence": True},
     ),
+    "domino": (BlockConfig, {**_LEARNT, **_DOMINO}),
 }
 _T5 = {
     "vocab_size": V, "embed_dim": 8, "num_heads": 2, "head_dim": 6, "mlp_dim": 8,
