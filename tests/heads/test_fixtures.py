@@ -55,6 +55,7 @@ CASES = {
     },
     "domino_specforge/shifted": QWEN,
     "domino_specforge/plain": QWEN,
+    "speculators_peagle": QWEN,
     **{f"gemma4_assistant/{name}": "gemma4" for name in ("dense", "ordered", "window6")},
 }
 
@@ -180,7 +181,7 @@ QUICK = (
     *("eagle3_official", "speculators_eagle3/cli_defaults", "speculators_eagle3/fc_norm_qwen3"),
     *("speculators_mtp/qwen3", "dflash_zlab", "speculators_dflash/sliding"),
     *("speculators_dspark/gated", "dspark_deepspec/rnn", "gemma4_assistant/ordered"),
-    *("gemma4_assistant/window6", "domino_specforge/shifted"),
+    *("gemma4_assistant/window6", "domino_specforge/shifted", "speculators_peagle"),
 )
 
 

@@ -92,6 +92,7 @@ QUICK = {
     ("dflash", "token", "fixed"): ("Lossless", "KLBall"),
     ("dspark", "block", "own"): ("Lossless",),
     ("domino", "block", "fixed"): ("Lossless", "OPT"),
+    ("peagle", "token", "fixed"): ("Lossless", "KLBall"),
     ("ordered assistant", "block", "fixed"): ("Lossless", "OPT"),
 }
 ALL = [

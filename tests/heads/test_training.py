@@ -48,6 +48,7 @@ GRADIENTS = {
     "grad_k_proj_0": ("layers_0", "self_attention", "key", "kernel"),
     "grad_markov_w1": ("markov_in", "embedding"),
     "grad_confidence": ("confidence", "kernel"),
+    "grad_mask_hidden": ("mask_state",),
     "grad_gru_in": ("gru_in", "kernel"),
     "grad_gru_memory": ("gru_memory", "kernel"),
     "grad_markov_gate": ("markov_gate", "kernel"),
@@ -93,6 +94,9 @@ class Case:
         if self.project == "speculators_eagle3":
             counts = np.where(at < 12, mask[np.minimum(at, 11)], 0)
             return counts / (counts.sum(axis=1, keepdims=True) + 1e-5)
+        if self.project == "speculators_peagle":
+            counts = np.where(at < 12, mask[np.minimum(at, 11)], 0)
+            return counts / (counts.sum() + 1e-5)
         counts = np.where(inside, mask[np.minimum(at + 1, 11)], 0)
         if self.project == "speculators_mtp":
             return counts * golden["step_weights"][0] / counts.sum()
@@ -136,7 +140,7 @@ class Case:
 
 QUICK = (
     *("eagle3_official", "speculators_eagle3/cli_defaults", "dspark_deepspec/rnn"),
-    "domino_specforge/plain",
+    *("domino_specforge/plain", "speculators_peagle"),
 )
 OTHERS = [pytest.param(x, marks=pytest.mark.exhaustive) for x in CASES if x not in QUICK]
 
