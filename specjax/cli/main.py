@@ -67,7 +67,7 @@ COMMANDS = {
     ),
     "train drafter": (
         "specjax.cli.train_drafter",
-        "train a draft head (EAGLE-3, DFlash, DSpark, MTP) for your verifier (resumable)",
+        "train a draft head for your verifier, such as EAGLE-3 or DFlash (resumable)",
     ),
     "train head": (
         "specjax.cli.train_head",

@@ -100,7 +100,7 @@ class EagleDrafter(_ReadsVerifier, Chain):
             wanted = "BlockHead" if self._drafts_blocks else "EagleHead"
             raise UserError(
                 f"model must be {wanted}, got {type(self.model).__name__}: an EagleDrafter is for "
-                "EAGLE and MTP, a BlockDrafter for DFlash and DSpark"
+                "EAGLE and MTP, a BlockDrafter for DFlash and its kin"
             )
         super().__post_init__()
 
@@ -156,9 +156,9 @@ class EagleDrafter(_ReadsVerifier, Chain):
 class BlockDrafter(EagleDrafter):
     """Draws up to `max_draft` tokens from a block head, which makes one pass for all of them.
 
-    The tokens of a DFlash are independent given the text before the block; those of a DSpark
-    follow each other by its Markov head. A rule that reads the drafter after a whole draft needs a
-    `max_draft` below the most that the head drafts.
+    The tokens of a DFlash are independent given the text before the block; those of the others
+    follow each other by their corrections. A rule that reads the drafter after a whole draft needs
+    a `max_draft` below the most that the head drafts.
     """
 
     _drafts_blocks = True

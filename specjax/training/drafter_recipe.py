@@ -24,7 +24,14 @@ from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, Model
 from specjax.models.families import family_of
-from specjax.models.heads import MARKOV, BlockConfig, EagleConfig, HeadConfig, places_of
+from specjax.models.heads import (
+    MARKOV,
+    BlockConfig,
+    EagleConfig,
+    HeadConfig,
+    ParallelConfig,
+    places_of,
+)
 from specjax.models.qwen import Qwen3Config
 from specjax.models.weights import has_stored
 from specjax.runs.run_directory import MODEL_NAMES, RunDirectory
@@ -54,7 +61,7 @@ from specjax.training.trainer import (
 )
 
 DRAFTER_NAME = "drafter"
-KINDS = ("eagle3", "block", "mtp")
+KINDS = ("eagle3", "block", "peagle", "mtp")
 
 PathLike = str | os.PathLike[str]
 
@@ -64,12 +71,12 @@ class DrafterRecipe:
     """What head is trained, on which texts, with which loss.
 
     Attributes:
-      kind: one of `KINDS`: EAGLE-3, a block head (DFlash; with `markov` or `confidence` DSpark), or
-        MTP.
+      kind: one of `KINDS`: EAGLE-3, a block head (DFlash; with `markov` or `confidence` DSpark,
+        with `markov="domino"` Domino), P-EAGLE, or MTP.
       max_draft: G, the drafts that it learns to make at a time.
       boundaries: of the verifier's states that it reads (see `types.LanguageModel.reading`); None:
         an early, a middle and a late one. An MTP reads the last.
-      layers: of a block head, 2 by default; the others have one.
+      layers: of a block head or P-EAGLE, 2 by default; the others have one.
       draft_vocab: W, the number of tokens that may be drafted, the most frequent ones of the
         verifier's texts; None: all.
       cross_layer: the layer of an encoder-decoder whose keys and values of the encoder's output it
@@ -125,10 +132,13 @@ class DrafterRecipe:
         one_number("decay", self.decay, low=0.0, high=1.0, open_low=True)
         for name in ("confidence", "greedy_texts"):
             check_flag(name, getattr(self, name))
-        if self.kind != "block" and (self.layers or self.markov or self.confidence):
+        if self.kind != "block" and (self.markov or self.confidence):
             raise UserError(
-                "`layers`, `markov` and `confidence` are options of kind='block', got "
-                f"kind={self.kind!r}"
+                f"`markov` and `confidence` are options of kind='block', got kind={self.kind!r}"
+            )
+        if self.kind not in ("block", "peagle") and self.layers:
+            raise UserError(
+                f"`layers` is an option of kind='block' and 'peagle', got kind={self.kind!r}"
             )
         if self.kind == "mtp" and self.draft_vocab is not None:
             raise UserError(
@@ -177,7 +187,7 @@ class DrafterRecipe:
                 f"{verifier.name}, got {self.draft_vocab}"
             )
         normed = self.kind == "block" or family == "qwen3"
-        layers = (self.layers or 2) if self.kind == "block" else 1
+        layers = (self.layers or 2) if self.kind in ("block", "peagle") else 1
         # Files need heads that share the width; cross-attention keeps the verifier's own.
         heads = next(n for n in range(theirs.num_heads, 0, -1) if theirs.embed_dim % n == 0)
         sizes = (Qwen3Config if normed else LlamaConfig)(
@@ -201,9 +211,12 @@ class DrafterRecipe:
         }
         if self.kind == "mtp":
             return EagleConfig(**common, projects=True, norm_output=True)
+        flags = dict.fromkeys(("norm_before_residual", "fc_norm"), True)
         if self.kind == "eagle3":
-            flags = ("norm_before_residual", "fc_norm", "norm_output")
-            return EagleConfig(**common | dict.fromkeys(flags, True))
+            return EagleConfig(**common | flags, norm_output=True)
+        if self.kind == "peagle":
+            mask = theirs.vocab_size - 1
+            return ParallelConfig(**common | flags, block_size=self.max_draft, mask_token=mask)
         own_slot = bool(self.markov or self.confidence)
         return BlockConfig(
             **common,
@@ -213,8 +226,11 @@ class DrafterRecipe:
             from_anchor=own_slot,
             markov=self.markov,
             markov_rank=self.markov_rank if self.markov else 0,
+            # As in the published ones.
+            markov_memory=4 * self.markov_rank if self.markov == "domino" else None,
+            markov_start=1 if self.markov == "domino" else 0,
             confidence=self.confidence,
-            confidence_reads_markov=self.confidence and self.markov is not None,
+            confidence_reads_markov=self.confidence and self.markov not in (None, "domino"),
         )
 
     def task(self, head: HeadConfig, verifier: TextModel) -> DraftTask:

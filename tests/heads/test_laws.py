@@ -91,6 +91,8 @@ QUICK = {
     ("eagle3", "block", "fixed"): ("Lossless", "OPT"),
     ("dflash", "token", "fixed"): ("Lossless", "KLBall"),
     ("dspark", "block", "own"): ("Lossless",),
+    ("domino", "block", "fixed"): ("Lossless", "OPT"),
+    ("peagle", "token", "fixed"): ("Lossless", "KLBall"),
     ("ordered assistant", "block", "fixed"): ("Lossless", "OPT"),
 }
 ALL = [

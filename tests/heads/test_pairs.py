@@ -71,7 +71,7 @@ def test_every_format_drafts_for_its_verifier(place, alone, kind):
     calls = result[0].info.calls
     assert set(calls) == {"verifier", "drafter"}
     # A block takes one pass.
-    assert (calls["drafter"] <= calls["verifier"]) == (kind in ("zlab", "dspark"))
+    assert (calls["drafter"] <= calls["verifier"]) == (kind in ("zlab", "dspark", "domino"))
 
 
 def test_a_head_of_an_encoder_decoder_drafts_for_it(place, capsys):

@@ -28,7 +28,7 @@ from specjax.training.drafter_task import (
     reachable,
 )
 from specjax.training.losses import total_variation
-from tests.heads.test_fixtures import CASES, TOLERANCE, fixture, verifier
+from tests.heads.test_fixtures import CASES, TOLERANCE, fixture, golden_of, verifier
 from tests.heads.tiny_heads import encoded_head, tiny_head
 from tests.models.tiny import quick_jit, random_params
 
@@ -38,6 +38,7 @@ DSPARK = Objective(label_smoothing=0.0, distillation_weight=0.9, divergence="tot
 # Project -> the loss of a draft without its weight, the anchor's row in their masks, and what
 # divides the sum.
 EAGLE = ("eagle3_official", "speculators_eagle3")
+OF_SPECFORGE = ("dflash_zlab", "domino_specforge")
 GRADIENTS = {
     "grad_fc": ("fc", "kernel"),
     "grad_input_proj": ("fc", "kernel"),
@@ -47,6 +48,10 @@ GRADIENTS = {
     "grad_k_proj_0": ("layers_0", "self_attention", "key", "kernel"),
     "grad_markov_w1": ("markov_in", "embedding"),
     "grad_confidence": ("confidence", "kernel"),
+    "grad_mask_hidden": ("mask_state",),
+    "grad_gru_in": ("gru_in", "kernel"),
+    "grad_gru_memory": ("gru_memory", "kernel"),
+    "grad_markov_gate": ("markov_gate", "kernel"),
 }
 
 
@@ -55,7 +60,7 @@ class Case:
 
     def __init__(self, name):
         self.project = name.partition("/")[0]
-        self.golden = dict(np.load(fixture(name, "train.npz")))
+        self.golden = golden_of(name, "train")
         of = verifier(CASES[name])
         self.head, own = load_draft_head(fixture(name, "head"), of.model)
         self.params = self.head.joined(own, of.params)
@@ -89,11 +94,14 @@ class Case:
         if self.project == "speculators_eagle3":
             counts = np.where(at < 12, mask[np.minimum(at, 11)], 0)
             return counts / (counts.sum(axis=1, keepdims=True) + 1e-5)
+        if self.project == "speculators_peagle":
+            counts = np.where(at < 12, mask[np.minimum(at, 11)], 0)
+            return counts / (counts.sum() + 1e-5)
         counts = np.where(inside, mask[np.minimum(at + 1, 11)], 0)
         if self.project == "speculators_mtp":
             return counts * golden["step_weights"][0] / counts.sum()
         decayed = np.exp(-np.arange(self.count) / 4)[:, None]
-        if self.project == "dflash_zlab":
+        if self.project in OF_SPECFORGE:
             return counts * decayed / (counts * decayed).sum()
         theirs = golden["block_mask"].T[-self.count :]
         if self.project == "dspark_deepspec":
@@ -110,7 +118,7 @@ class Case:
             reference = jax.nn.log_softmax(logits[at])
             tokens = places[self.tokens[0][jnp.minimum(at + 1, 11)]]
             objective = KL
-            if self.project in ("dflash_zlab", "speculators_mtp"):
+            if self.project in (*OF_SPECFORGE, "speculators_mtp"):
                 objective = CE
             if "dspark" in self.project:
                 objective = DSPARK
@@ -130,7 +138,10 @@ class Case:
         return jnp.sum(losses), (said, losses)
 
 
-QUICK = ("eagle3_official", "speculators_eagle3/cli_defaults", "dspark_deepspec/rnn")
+QUICK = (
+    *("eagle3_official", "speculators_eagle3/cli_defaults", "dspark_deepspec/rnn"),
+    *("domino_specforge/plain", "speculators_peagle"),
+)
 OTHERS = [pytest.param(x, marks=pytest.mark.exhaustive) for x in CASES if x not in QUICK]
 
 

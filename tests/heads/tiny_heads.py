@@ -15,7 +15,14 @@ from specjax.checkpoints.heads import load_draft_head
 from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
 from specjax.models.gemma import Gemma3Config
 from specjax.models.gemma4 import Gemma4Config
-from specjax.models.heads import AssistantConfig, BlockConfig, EagleConfig, draft_head, places_of
+from specjax.models.heads import (
+    AssistantConfig,
+    BlockConfig,
+    EagleConfig,
+    ParallelConfig,
+    draft_head,
+    places_of,
+)
 from specjax.models.t5 import MT5Config, UMT5Config
 from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
 from tests.models.tiny import random_params
@@ -24,6 +31,7 @@ V = 3
 _SIZES = {"embed_dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "mlp_dim": 8}
 _EAGLE = {"boundaries": (0, 1, 3), "windows": (None,), "own_output": True}
 _BLOCK = {"boundaries": (1, 3), "windows": (None, 2), "block_size": 4, "own_output": True}
+_DOMINO = {"markov": "domino", "markov_rank": 4, "markov_memory": 3, "markov_start": 1}
 CONFIGS = {
     "eagle3": (EagleConfig, {**_EAGLE, "norm_before_residual": True}),
     "eagle3_window": (EagleConfig, {**_EAGLE, "windows": (2,), "norm_output": True}),
@@ -41,6 +49,8 @@ CONFIGS = {
             "confidence_reads_markov": True,
         },
     ),
+    "domino": (BlockConfig, {**_BLOCK, **_DOMINO, "mask_token": 1, "from_anchor": True}),
+    "peagle": (ParallelConfig, {**_BLOCK, "mask_token": 1, "fc_norm": True}),
 }
 # Heads of encoder-decoders; the masks of blocks are learnt.
 _LEARNT = {"boundaries": (0, 2), "windows": (None, None), "block_size": 3, "mask_token": None}
@@ -51,6 +61,8 @@ ENCODED = {
         BlockConfig,
         {**_LEARNT, "from_anchor": True, "markov": "gated", "markov_rank": 4, "confidence": True},
     ),
+    "domino": (BlockConfig, {**_LEARNT, **_DOMINO}),
+    "peagle": (ParallelConfig, {**_LEARNT, "mask_token": 1}),
 }
 _T5 = {
     "vocab_size": V, "embed_dim": 8, "num_heads": 2, "head_dim": 6, "mlp_dim": 8,
@@ -101,7 +113,7 @@ def tiny_head(name, vocab=V, mapped=None, seed=5):
     """The head of that name in `CONFIGS`; of `mapped` only these tokens are drafted."""
     model, params = llama(vocab)
     kind, fields = CONFIGS[name]
-    layers = 2 if kind is BlockConfig else 1
+    layers = len(fields["windows"])
     sizes = LlamaConfig(vocab_size=vocab, num_layers=layers, **_SIZES)
     count = None if mapped is None else len(mapped)
     head = draft_head(kind(layers=sizes, draft_vocab=count, **fields), model)

@@ -19,7 +19,7 @@ _LAYER = {
     "head_dim": 8,
     "intermediate_size": 16,
 }
-FORMATS = ("eagle3", "eagle1", "speculators", "mtp", "zlab", "dspark")
+FORMATS = ("eagle3", "eagle1", "speculators", "mtp", "zlab", "dspark", "domino")
 
 
 def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
@@ -34,6 +34,7 @@ def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
     first = {**common, "boundaries": tuple(sorted({2, depth // 2, depth - 3}))}
     block = {**common, "block_size": 5, "mask_token": 3}
     markov = {"markov": "vanilla", "markov_rank": 4}
+    domino = {"markov": "domino", "markov_rank": 4, "markov_memory": 6, "markov_start": 1}
     judged = {"confidence": True, "confidence_reads_markov": True}
     speculators = {
         "transformer_layer_config": layer,
@@ -69,6 +70,24 @@ def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
                 "block_size": 5,
                 "num_target_layers": depth,
                 "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 3},
+            },
+            "layers.{i}",
+        ),
+        "domino": (
+            lambda: BlockConfig(**block, **domino, from_anchor=True),
+            {
+                **layer,
+                "block_size": 5,
+                "num_target_layers": depth,
+                "dflash_config": {
+                    "target_layer_ids": [0, 1],
+                    "mask_token_id": 3,
+                    "projector_type": "domino",
+                    "shift_label": True,
+                    "pure_draft_prefix_len": 1,
+                    "emb_dim": 4,
+                    "gru_hidden_dim": 6,
+                },
             },
             "layers.{i}",
         ),

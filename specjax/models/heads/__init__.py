@@ -13,6 +13,7 @@ from specjax.models.heads.head import (
     places_of,
 )
 from specjax.models.heads.kinds import KINDS, draft_head, kind_in, kind_of
+from specjax.models.heads.parallel import ParallelConfig
 
 __all__ = [
     "KINDS",
@@ -25,6 +26,7 @@ __all__ = [
     "Fresh",
     "HeadConfig",
     "HeadFiles",
+    "ParallelConfig",
     "ReadText",
     "draft_head",
     "kind_in",

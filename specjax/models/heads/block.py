@@ -1,10 +1,11 @@
-"""Block heads: DFlash and DSpark.
+"""Block heads: DFlash, DSpark and Domino.
 
 The entry of a position in the cache is made of the verifier's state there alone.
 
-Axes: see `head.py`; also N tokens of a block, M of them that predict, r rank.
+Axes: see `head.py`; also N tokens of a block, M of them that predict, r rank, H memory.
 
-Sources: DFlash (arXiv 2602.06036); the code of `vllm-project/speculators` for DSpark.
+Sources: DFlash (arXiv 2602.06036); the code of `vllm-project/speculators` for DSpark, and that of
+`sgl-project/SpecForge` for Domino (arXiv 2605.29707).
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from specjax.errors import UserError
 from specjax.models.attention import LayerMemory, Memory, Segment, block_bias, seen_bias
 from specjax.models.cache import places_from
-from specjax.models.family import HFFields
+from specjax.models.family import HFFields, Renaming, T
 from specjax.models.heads.head import (
     EMBEDDING,
     NAMES,
@@ -43,7 +44,8 @@ from specjax.models.layers import Embed, LogitsDense
 from specjax.models.transformer import norm_of
 from specjax.types import Params
 
-MARKOV = ("vanilla", "gated", "rnn")
+_OF_DSPARK, _DOMINO = ("vanilla", "gated", "rnn"), "domino"
+MARKOV = (*_OF_DSPARK, _DOMINO)
 _MASK, _MARKOV_IN = "mask_embedding", "markov_head.markov_w1"
 _NAMES = {
     **NAMES,
@@ -53,6 +55,7 @@ _NAMES = {
     "markov_out": "markov_head.markov_w2",
     "confidence": "confidence_head.proj",
 }
+_GRU = {"gru_in/kernel": "prefix_gru.weight_ih_l0", "gru_memory/kernel": "prefix_gru.weight_hh_l0"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +70,11 @@ class BlockConfig(HeadConfig):
       causal_windows: whether the tokens of a block see only earlier ones in layers with a window.
       windows_move: whether a window is counted from the slot itself, as in SpecForge: slot k sees
         W - 1 - k states of the verifier.
-      markov: one of `MARKOV`: a correction of the logits by the token before; None for none.
+      markov: one of `MARKOV`: a correction of the logits by the token before, or by all tokens of
+        the block before ("rnn" and "domino"); None for none.
       markov_rank: r.
+      markov_memory: H of "domino"; None: r.
+      markov_start: the first draft that is corrected, from 0.
       confidence: whether it predicts that its tokens are accepted.
       confidence_reads_markov: whether that reads the embedding of the token before.
     """
@@ -80,16 +86,25 @@ class BlockConfig(HeadConfig):
     windows_move: bool = False
     markov: str | None = None
     markov_rank: int = 0
+    markov_memory: int | None = None
+    markov_start: int = 0
     confidence: bool = False
     confidence_reads_markov: bool = False
 
     @property
     def kind(self) -> str:
+        if self.markov == _DOMINO:
+            return "Domino"
         return "DSpark" if self.markov or self.confidence else "DFlash"
 
     @property
     def is_ours(self) -> bool:
-        return super().is_ours or self.mask_token is None
+        return super().is_ours or self.mask_token is None or self.markov == _DOMINO
+
+    @property
+    def memory(self) -> int:
+        """H."""
+        return self.markov_memory or self.markov_rank
 
     @property
     def most_drafts(self) -> int:  # type: ignore[override]
@@ -110,7 +125,7 @@ class BlockOutputs(NamedTuple):
     starts: Int32[Array, " B"]
     states: Float[Array, "B M E"]
     logits: Float32[Array, "B M W"]
-    memory: Float[Array, "B M+1 r"]
+    memory: Float[Array, "B M+1 H"]
 
 
 class BlockNetwork(HeadNetwork):
@@ -129,13 +144,16 @@ class BlockNetwork(HeadNetwork):
             init, size = nn.initializers.normal(1.0), (layers.embed_dim,)
             self.mask = param_with_axes("mask", init, size, layers.param_dtype, axes=("embed",))
         if config.markov is not None:
-            rank = config.markov_rank
-            sizes = (layers.vocab_size, rank, layers.dtype, layers.param_dtype)
-            self.markov_in = Embed(*sizes, 0.02)
             self.markov_out = LogitsDense(config.rows, layers.param_dtype)
-        if config.markov in ("gated", "rnn"):
+        if config.markov in _OF_DSPARK:
+            sizes = (layers.vocab_size, config.markov_rank, layers.dtype, layers.param_dtype)
+            self.markov_in = Embed(*sizes, 0.02)
+        if config.markov == _DOMINO:
+            self.gru_in = self._dense(3 * config.memory, "gru_in")
+            self.gru_memory = self._dense(3 * config.memory, "gru_memory")
+        if config.markov in ("gated", "rnn", _DOMINO):
             width = config.markov_rank * (3 if config.markov == "rnn" else 1)
-            self.markov_gate = self._dense(width, "markov_gate", bias=True)
+            self.markov_gate = self._dense(width, "markov_gate", bias=config.markov != _DOMINO)
         if config.confidence:
             self.confidence = self._dense(1, "confidence", ("embed", None), bias=True)
 
@@ -171,31 +189,33 @@ class BlockNetwork(HeadNetwork):
 
     def correct(
         self,
-        states: Float[Array, "B T E"],
-        tokens: Int32[Array, "B T"],
-        memory: Float[Array, "B r"],
-    ) -> tuple[Float32[Array, "B T W"], Float32[Array, "B T"] | None, Array]:
+        states: Float[Array, "B 1 E"],
+        tokens: Int32[Array, "B 1"] | Float[Array, "B 1 E"],
+        memory: Float[Array, "B H"],
+    ) -> tuple[Float32[Array, "B 1 W"], Float32[Array, "B 1"] | None, Array]:
         """What the tokens before add to the logits, the log-odds of acceptance, and the memory.
 
-        With several tokens, the recurrent correction runs from the first to the last.
+        Domino reads the verifier's embedding of the tokens.
         """
-        config = self.config
-        before = self.markov_in(tokens)
+        kind, kept = self.config.markov, memory[:, None]
+        before = tokens if kind == _DOMINO else self.markov_in(tokens)
         read = before
-        if config.markov == "gated":
+        if kind == "gated":
             gate = self.markov_gate(jnp.concatenate([states, before], axis=-1))
             read = jax.nn.sigmoid(gate) * before
-        if config.markov == "rnn":
-            outs = []
-            for i in range(tokens.shape[1]):
-                joint = [memory, before[:, i], states[:, i]]
-                parts = self.markov_gate(jnp.concatenate(joint, axis=-1)[:, None])[:, 0]
-                gate, candidate, out = jnp.split(parts, 3, axis=-1)
-                gate = jax.nn.sigmoid(gate)
-                memory = gate * memory + (1.0 - gate) * jnp.tanh(candidate)
-                outs.append(jnp.tanh(out))
-            read = jnp.stack(outs, axis=1)
-        return self.markov_out(read), self.log_odds(states, before), memory
+        if kind == "rnn":
+            parts = self.markov_gate(jnp.concatenate([kept, before, states], axis=-1))
+            gate, candidate, out = jnp.split(parts, 3, axis=-1)
+            gate = jax.nn.sigmoid(gate)
+            kept = gate * kept + (1.0 - gate) * jnp.tanh(candidate)
+            read = jnp.tanh(out)
+        if kind == _DOMINO:
+            given = jnp.split(self.gru_in(before), 3, axis=-1)
+            known = jnp.split(self.gru_memory(kept), 3, axis=-1)
+            reset, keep = (jax.nn.sigmoid(x + y) for x, y in zip(given[:2], known[:2], strict=True))
+            kept = keep * kept + (1.0 - keep) * jnp.tanh(given[2] + reset * known[2])
+            read = jax.nn.silu(self.markov_gate(jnp.concatenate([states, kept], axis=-1)))
+        return self.markov_out(read), self.log_odds(states, before), kept[:, 0]
 
     def log_odds(self, states: Array, before: Array | None) -> Float32[Array, "B T"] | None:
         """The log-odds that the slots' tokens are accepted; None without a confidence head."""
@@ -210,8 +230,9 @@ class BlockNetwork(HeadNetwork):
         count = len(self.layers)
         y = self.block(embedded, places, [bias] * count, [None] * count, cross)
         if self.config.markov is not None:
-            none = jnp.zeros((y.shape[0], self.config.markov_rank), y.dtype)
-            self.correct(y, jnp.zeros(y.shape[:2], jnp.int32), none)
+            none = jnp.zeros((y.shape[0], self.config.memory), y.dtype)
+            tokens = embedded if self.config.markov == _DOMINO else jnp.zeros((1, 1), jnp.int32)
+            self.correct(y, tokens, none)
         elif self.config.confidence:
             self.log_odds(y, None)
         return y
@@ -250,7 +271,7 @@ class BlockHead(DraftHead):
         given = tokens, positions, count, memory.max_length, memory.layer, cache.encoded
         states = self._block(params, *given)
         logits = self._logits(params, states)
-        none = jnp.zeros((rows, count + 1, self.config.markov_rank), states.dtype)
+        none = jnp.zeros((rows, count + 1, self.config.memory), states.dtype)
         return BlockOutputs(positions, states, logits, none)
 
     def _states_along(
@@ -269,19 +290,20 @@ class BlockHead(DraftHead):
             return self._block(params, tokens, anchors, count, length, layer, text.encoded)
 
         states = jax.vmap(block, in_axes=1, out_axes=1)(anchors)
-        memory = jnp.zeros((anchors.size, self.config.markov_rank), states.dtype)
+        memory = jnp.zeros((anchors.size, self.config.memory), states.dtype)
         return jnp.moveaxis(states, 2, 0), memory
 
     def _said(
         self,
         params: Params,
+        draft: Int32[Array, ""],
         states: Float[Array, "B A E"],
         tokens: Int32[Array, "B A"],
         memory: Array,
     ) -> tuple[Drafted, Array]:
         # All places in one axis, each with its memory.
         each = states.reshape(tokens.size, 1, -1)
-        given = each, self._logits(params, each), tokens.reshape(-1, 1), memory
+        given = draft, each, self._logits(params, each), tokens.reshape(-1, 1), memory
         logits, odds, memory = self._correct(params, *given)
         odds = None if odds is None else odds.reshape(tokens.shape)
         return Drafted(logits.reshape(*tokens.shape, -1), odds), memory
@@ -321,12 +343,21 @@ class BlockHead(DraftHead):
         return self._apply(params, *given, method="block")[:, first : first + count]
 
     def _correct(
-        self, params: Params, states: Array, logits: Array, tokens: Array, memory: Array
+        self,
+        params: Params,
+        draft: Array,
+        states: Array,
+        logits: Array,
+        tokens: Array,
+        memory: Array,
     ) -> tuple[Array, Array | None, Array]:
         """Logits after the Markov correction by the tokens before, log-odds, and the memory."""
         if self.config.markov is not None:
-            more, odds, memory = self._apply(params, states, tokens, memory, method="correct")
-            return logits + more[..., : logits.shape[-1]], odds, memory
+            read = self._embed(params, tokens) if self.config.markov == _DOMINO else tokens
+            more, odds, memory = self._apply(params, states, read, memory, method="correct")
+            corrected = draft.reshape(-1, 1, 1) >= self.config.markov_start
+            more = jnp.where(corrected, more[..., : logits.shape[-1]], 0.0)
+            return logits + more, odds, memory
         if not self.config.confidence:
             return logits, None, memory
         return logits, self._apply(params, states, None, method="log_odds"), memory
@@ -347,7 +378,7 @@ class BlockHead(DraftHead):
             pick(outputs.logits, slots),
             pick(outputs.memory, slots)[:, 0],
         )
-        logits, odds, memory = self._correct(params, states, logits, tokens, memory)
+        logits, odds, memory = self._correct(params, slots, states, logits, tokens, memory)
         hidden = states
         if odds is not None:
             hidden = jnp.concatenate([states, odds[..., None].astype(states.dtype)], axis=-1)
@@ -371,6 +402,7 @@ class BlockFiles(HeadFiles):
     speculators = (
         Published("DFlash", "dflash", "DFlashDraftModel"),
         Published("DSpark", "dspark", "DSparkDraftModel"),
+        Published("Domino", "domino", "DominoDraftModel"),
     )
     marks = ("dflash_config", "target_layer_ids")
     tables = (EMBEDDING, f"{_MARKOV_IN}.weight")
@@ -380,6 +412,8 @@ class BlockFiles(HeadFiles):
         if fields.values.get("dflash_config") is None:
             return "DeepSpec", "DSpark"
         inner = _inner(fields)
+        if inner.values.get("projector_type") == _DOMINO:
+            return "DFlash", "Domino"
         own = inner.whole("markov_rank", 0, least=0) or inner.flag("enable_confidence_head")
         return "DFlash", "DSpark" if own else "DFlash"
 
@@ -392,13 +426,18 @@ class BlockFiles(HeadFiles):
     def read_config(self, boundaries: tuple[int, ...], draft_vocab: int | None) -> BlockConfig:
         common, vocab = self.common(boundaries, draft_vocab), self.layers.vocab_size
         inner = _inner(self.fields)
-        rank = inner.whole("markov_rank", 0, least=0)
-        judges = inner.flag("enable_confidence_head", False)
+        domino, judges = self.kind == "Domino", inner.flag("enable_confidence_head", False)
+        rank = inner.whole("emb_dim") if domino else inner.whole("markov_rank", 0, least=0)
         own_slot = self.kind == "DSpark" or rank > 0 or judges
-        from_anchor = inner.flag("sample_from_anchor", own_slot)
+        from_anchor = (
+            inner.flag("shift_label", False)
+            if domino
+            else inner.flag("sample_from_anchor", own_slot)
+        )
         size = inner.whole("block_size", least=1 if from_anchor else 2)
         if rank:
-            inner.refuse("markov_head_type", MARKOV, MARKOV[0])
+            inner.refuse("markov_head_type", _OF_DSPARK, _OF_DSPARK[0])
+        markov = _DOMINO if domino else inner.values.get("markov_head_type") or _OF_DSPARK[0]
         mask = None if _MASK in self.reader.specs else inner.whole("mask_token_id", least=0)
         if mask is not None and mask >= vocab:
             raise UserError(f"mask_token_id={mask} must be below {vocab}, the number of tokens")
@@ -416,16 +455,26 @@ class BlockFiles(HeadFiles):
             from_anchor=from_anchor,
             causal_windows=not inner.flag("sliding_window_non_causal", False),
             windows_move=moves,
-            markov=(inner.values.get("markov_head_type") or MARKOV[0]) if rank else None,
+            markov=markov if rank else None,
             markov_rank=rank,
+            markov_memory=inner.whole("gru_hidden_dim") if domino else None,
+            markov_start=inner.whole("pure_draft_prefix_len", 0, least=0) if domino else 0,
             confidence=judges,
             confidence_reads_markov=inner.flag("confidence_head_with_markov", False) and rank > 0,
         )
 
     @classmethod
     def names(cls, config: BlockConfig) -> Mapping[str, str]:
+        if config.markov == _DOMINO:
+            return {**_NAMES, "markov_gate": "embed_proj.0", "markov_out": "embed_proj.2"}
         gate = "joint" if config.markov == "rnn" else "gate"
         return {**_NAMES, "markov_gate": f"markov_head.{gate}_proj"}
+
+    @classmethod
+    def stored(cls, config: BlockConfig, layer: str, path: str) -> list[Renaming]:
+        if path in _GRU:
+            return [Renaming(_GRU[path], path, T)]
+        return super().stored(config, layer, path)
 
     @classmethod
     def to_hf(cls, head: DraftHead, layers: dict[str, Any]) -> dict[str, Any]:
@@ -439,9 +488,17 @@ class BlockFiles(HeadFiles):
         }
         if config.kind == "DFlash":
             return values
+        if config.kind == "Domino":
+            return values | {
+                "shift_label": config.from_anchor,
+                "emb_dim": config.markov_rank,
+                "gru_hidden_dim": config.memory,
+                "pure_draft_prefix_len": config.markov_start,
+                "enable_confidence_head": config.confidence,
+            }
         return values | {
             "markov_rank": config.markov_rank,
-            "markov_head_type": config.markov or MARKOV[0],
+            "markov_head_type": config.markov or _OF_DSPARK[0],
             "enable_confidence_head": config.confidence,
             "confidence_head_with_markov": config.confidence_reads_markov,
         }

@@ -56,16 +56,17 @@ from specjax.models.heads.head import (
 from specjax.models.transformer import norm_of
 from specjax.types import Params
 
-_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3
+OF_EAGLE3 = {
+    **NAMES,
+    "states_norm": "input_norm",
+    "state_norm": "{layer}.hidden_norm",
+    "token_norm": "{layer}.input_layernorm",
+    "fc_norm_{i}": "fc_norm.{i}",
+}
 _NAMES = {
     "EAGLE-1": NAMES,
-    "EAGLE-3": {
-        **NAMES,
-        "states_norm": "input_norm",
-        "state_norm": "{layer}.hidden_norm",
-        "token_norm": "{layer}.input_layernorm",
-        "fc_norm_{i}": "fc_norm.{i}",
-    },
+    "EAGLE-3": OF_EAGLE3,
     "MTP": {
         **NAMES,
         "fc": "{layer}.input_proj",
@@ -79,7 +80,7 @@ _NAMES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleConfig(HeadConfig):
-    """A recurrent head of one layer.
+    """A recurrent head of one layer, or what a parallel head has of it.
 
     Attributes:
       projects: whether the token and the state are projected to E together (EAGLE-1, MTP); else the
@@ -125,7 +126,8 @@ class EagleNetwork(HeadNetwork):
             self.states_norm = norm("states_norm")
         if config.fc_norm:
             self.fc_norms = [norm(f"fc_norm_{i}") for i in range(len(config.boundaries))]
-        self.layers_0 = HeadLayer(layers, self.layout, self.verifier)
+        count = range(layers.num_layers)
+        self.layers = [HeadLayer(layers, self.layout, self.verifier) for _ in count]
         self._set_up_output()
 
     def project(self, states: Float[Array, "B T F"]) -> Float[Array, "B T E"]:
@@ -161,7 +163,7 @@ class EagleNetwork(HeadNetwork):
         places: Int32[Array, "B T"],
     ) -> tuple[Array, Array]:
         """The keys and values of tokens and the states before them."""
-        return self.layers_0.keys_values(self._read(embedded, states)[0], self.rope(places))
+        return self.layers[0].keys_values(self._read(embedded, states)[0], self.rope(places))
 
     def step(
         self,
@@ -176,7 +178,7 @@ class EagleNetwork(HeadNetwork):
         """The output, the states that the next step reads, and the keys and values."""
         y, residual = self._read(embedded, states)
         rope = self.rope(places)
-        x, keys, values = self.layers_0(y, residual, bias, past, rope, encoded, more)
+        x, keys, values = self.layers[0](y, residual, bias, past, rope, encoded, more)
         normed = self.norm(x) if self.config.norms else x
         return normed, normed if self.config.norm_output else x, keys, values
 
@@ -309,6 +311,11 @@ class EagleHead(DraftHead):
         return put(cache.ring, slots, states.astype(cache.ring.dtype))
 
 
+def boundaries_of_eagle3(depth: int) -> tuple[int, ...]:
+    """The states that EAGLE-3's code reads of a verifier of so many layers."""
+    return tuple(sorted({2, depth // 2, depth - 3}))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleFiles(HeadFiles):
     """EAGLE's own files, speculators', and an MTP inside the checkpoint of a Qwen."""
@@ -372,13 +379,13 @@ class EagleFiles(HeadFiles):
         return self.kind != "EAGLE-3"
 
     def usual_boundaries(self, depth: int) -> tuple[int, ...]:
-        return tuple(sorted({2, depth // 2, depth - 3}))
+        return boundaries_of_eagle3(depth)
 
     def read_config(self, boundaries: tuple[int, ...], draft_vocab: int | None) -> EagleConfig:
         common = self.common(boundaries, draft_vocab)
         common["fc_bias"] = "fc.bias" in self.reader.specs
         if self.kind == "EAGLE-3":
-            return EagleConfig(**common, **{x: self.fields.flag(x, False) for x in _FLAGS})
+            return EagleConfig(**common, **{x: self.fields.flag(x, False) for x in FLAGS})
         normed = self.kind == "MTP"
         return EagleConfig(**common, projects=True, norms=normed, norm_output=normed)
 
@@ -395,6 +402,6 @@ class EagleFiles(HeadFiles):
             return {"transformer_layer_config": layers, "num_nextn_predict_layers": 1}
         return {
             **super().to_hf(head, layers),
-            **{flag: getattr(config, flag) for flag in _FLAGS},
+            **{flag: getattr(config, flag) for flag in FLAGS},
             "eagle_aux_hidden_state_layer_ids": list(config.boundaries),
         }

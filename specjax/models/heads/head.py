@@ -436,7 +436,7 @@ class DraftHead(LanguageModel):
         def step(memory: Array, given: tuple[Array, Array]) -> tuple[Array, Any]:
             i, states = given
             tokens = jnp.take_along_axis(text.tokens, anchors + i, axis=1, mode="clip")
-            said, memory = self._said(params, states, tokens, memory)
+            said, memory = self._said(params, i, states, tokens, memory)
             return memory, judge(i, said)
 
         states, memory = self._states_along(params, text, anchors, count)
@@ -451,6 +451,7 @@ class DraftHead(LanguageModel):
     def _said(
         self,
         params: Params,
+        draft: Int32[Array, ""],
         states: Float[Array, "B A E"],
         tokens: Int32[Array, "B A"],
         memory: Array,

@@ -7,10 +7,11 @@ from specjax.models.heads.assistant import AssistantFiles
 from specjax.models.heads.block import BlockFiles
 from specjax.models.heads.eagle import EagleFiles
 from specjax.models.heads.head import DraftHead, HeadConfig, HeadFiles
+from specjax.models.heads.parallel import ParallelFiles
 from specjax.models.model import Model
 
 # A kind of your own is another entry. EAGLE's files have the fewest marks, so it is asked last.
-KINDS: list[type[HeadFiles]] = [EagleFiles, BlockFiles, AssistantFiles]
+KINDS: list[type[HeadFiles]] = [EagleFiles, ParallelFiles, BlockFiles, AssistantFiles]
 
 
 def kind_of(config: HeadConfig) -> type[HeadFiles]:
