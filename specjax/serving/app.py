@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Send
 
 from specjax.serving.answers import Answer, check_finite
 from specjax.serving.counters import Counters
@@ -27,6 +28,7 @@ from specjax.text.results import Row
 from specjax.text.stops import Added
 
 _GONE = 499  # nginx's status of a client that has gone
+_PIECE = 1 << 16
 
 
 def make_app(
@@ -134,7 +136,7 @@ class _Server:
                     first = await anext(events)
                     status = None  # counted at the end of the stream
                     chunks = self._chunks(request.url.path, asked, answer, first, events)
-                    return StreamingResponse(chunks, media_type="text/event-stream")
+                    return _Taken(chunks, self._limits.seconds, media_type="text/event-stream")
                 rows: list[Any] = [None] * len(asked.requests)
                 async for place, added in events:
                     if added.row is not None:
@@ -144,7 +146,9 @@ class _Server:
                 content = await (self._score(whole) if asked.top else run_in_threadpool(whole))
             status = 200
             text = await run_in_threadpool(json.dumps, content)
-            return Response(text, media_type="application/json")
+            size = {"Content-Length": str(len(text))}  # JSON is escaped
+            seconds = self._limits.seconds
+            return _Taken(_pieces(text), seconds, headers=size, media_type="application/json")
         except ClientDisconnect:
             status = _GONE
             return Response(status_code=status)
@@ -283,6 +287,29 @@ class _Server:
         finally:
             self._counters.requests.labels(route, status).inc()
             await events.aclose()  # type: ignore[attr-defined]
+
+
+class _Taken(StreamingResponse):
+    """What a client must take within so many seconds; then its connection is closed."""
+
+    def __init__(self, content: AsyncIterator[str], seconds: float, **options: Any) -> None:
+        super().__init__(content, **options)
+        self._end = asyncio.get_running_loop().time() + seconds
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            # After the end too, a message that needs no waiting is sent.
+            async with asyncio.timeout_at(self._end):
+                await send(message)
+
+        with contextlib.suppress(TimeoutError):
+            await super().stream_response(in_time)
+
+
+async def _pieces(text: str) -> AsyncIterator[str]:
+    """Parts of a text: the server waits before each until the client has taken those before."""
+    for start in range(0, len(text), _PIECE):
+        yield text[start : start + _PIECE]
 
 
 async def _chained(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:

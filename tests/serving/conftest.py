@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import socket
 import threading
 
 import pytest
@@ -75,16 +76,19 @@ class Client:
 @contextlib.contextmanager
 def serving(decoder, **limits):
     app = make_app(decoder, Limits(64, **limits), name="tiny", api_key=KEY)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-        yield Client(server.servers[0].sockets[0].getsockname()[1], app)
-    finally:
-        server.should_exit = True
-        thread.join()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        # Small, so that the server has to wait for clients that do not read.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+            yield Client(listening.getsockname()[1], app)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="session")

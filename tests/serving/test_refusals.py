@@ -12,7 +12,7 @@ import pytest
 
 from specjax import load_pair
 from specjax.processors import MinP
-from specjax.serving import engines
+from specjax.serving import Limits, app, engines
 from specjax.serving.errors import RefusedError
 from specjax.serving.fields import read_body
 from specjax.text import Decoder
@@ -130,6 +130,35 @@ def unfinished(client):
     return sum(rows for name, rows in counters if name.startswith("specjax:num_requests"))
 
 
+def left(client):
+    """The number of answers that their clients did not take."""
+    return client.counters().get('specjax:requests_total{route="/v1/completions",status="499"}', 0)
+
+
+def becomes(value, function, *args):
+    end = time.monotonic() + 60
+    while function(*args) != value and time.monotonic() < end:
+        time.sleep(0.01)
+    return function(*args) == value
+
+
+def asked_by_a_slow_reader(client, body):
+    """A connection that reads little ahead."""
+    connection = http.client.HTTPConnection("127.0.0.1", client.port)
+    connection.sock = socket.socket()
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    connection.sock.settimeout(120)
+    connection.sock.connect(("127.0.0.1", client.port))
+    key = {"Authorization": f"Bearer {KEY}"}
+    connection.request("POST", "/v1/completions", json.dumps(body), key)
+    return contextlib.closing(connection)
+
+
+# More than the server's buffers hold.
+LONG = {**TEXT, "temperature": 0, "max_tokens": 24, "n": 64, "stream": True}
+LONG_SCORES = {"prompt": ["a" * 30] * 64, "echo": True, "max_tokens": 0, "logprobs": 1}
+
+
 def test_clients_that_vanish_free_their_slots(client, decoder):
     expected = decoder(["The sea is"], sampling=Sampling(temperature=0.0)).texts
     body = json.dumps({**TEXT, "ignore_eos": True, "max_tokens": 24, "stream": True}).encode()
@@ -137,6 +166,10 @@ def test_clients_that_vanish_free_their_slots(client, decoder):
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a key\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode()
+    before = left(client)
+    with asked_by_a_slow_reader(client, {**LONG, "n": 128, "stream": False}):
+        assert becomes(True, lambda: unfinished(client) > 0)
+    assert becomes(before + 1, left, client)
     for i in range(200):
         with socket.create_connection(("127.0.0.1", client.port)) as gone:
             gone.sendall((head + body)[: None if i % 2 else -5])
@@ -144,10 +177,7 @@ def test_clients_that_vanish_free_their_slots(client, decoder):
                 gone.recv(20)
     answer = client.answer("completions", **TEXT, temperature=0, max_tokens=24)
     assert [choice["text"] for choice in answer["choices"]] == expected
-    end = time.monotonic() + 60
-    while unfinished(client) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert unfinished(client) == 0
+    assert becomes(0, unfinished, client)
 
 
 def test_a_full_queue_is_refused(decoder):
@@ -251,16 +281,9 @@ def test_a_row_with_nan_gets_the_error_alone():
 
 def test_clients_that_read_slowly_stop_no_other(client, decoder):
     text = decoder(["The sea is"], sampling=Sampling(temperature=0.0)).texts[0]
-    body = {**TEXT, "temperature": 0, "max_tokens": 24, "n": 64, "stream": True}
     with contextlib.ExitStack() as stack:
-        slow = []
-        for _ in range(3):
-            connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=120)
-            stack.enter_context(contextlib.closing(connection))
-            connection.request(
-                "POST", "/v1/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"}
-            )
-            slow.append(connection.getresponse())
+        slow = [stack.enter_context(asked_by_a_slow_reader(client, LONG)) for _ in range(3)]
+        slow = [connection.getresponse() for connection in slow]
         answer = client.answer("completions", **TEXT, temperature=0, max_tokens=24)
         assert answer["choices"][0]["text"] == text
         for response in slow:
@@ -268,3 +291,23 @@ def test_clients_that_read_slowly_stop_no_other(client, decoder):
             parts = [chunk["choices"][0] for chunk in chunks]
             first = [part["text"] for part in parts if part["index"] == 0]
             assert "".join(first) == text and len({part["index"] for part in parts}) == 64
+
+
+def test_clients_that_stop_reading_are_left(client, monkeypatch):
+    def at_once(content, seconds, **options):
+        assert seconds == Limits(64).seconds
+        return taken(content, 0.0, **options)
+
+    taken = app._Taken
+    monkeypatch.setattr(app, "_Taken", at_once)
+    before = left(client)
+    # Each is asked when the server has sent the one before as far as it can.
+    with asked_by_a_slow_reader(client, LONG_SCORES) as whole:
+        response = whole.getresponse()
+        with asked_by_a_slow_reader(client, LONG) as stream:
+            lines = stream.getresponse()
+            assert becomes(before + 1, left, client)
+            with pytest.raises(http.client.IncompleteRead):
+                lines.read()
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
