@@ -50,8 +50,8 @@ def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
     if not (known and x.shape[0] and available()):
         return False
-    if weight.dtype == jnp.uint8 or _has_bytes(weight, by_rows=by_rows):
-        return has_quads()
+    if weight.dtype == jnp.uint8 or _in_bytes(weight, by_rows=by_rows):
+        return has_bytes()
     most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
     return x.shape[0] <= most
 
@@ -75,7 +75,7 @@ def product(
     rows, columns = x.shape[0], weight.shape[0 if by_rows else 1]
     form: Any
     options: tuple[Any, ...] = (dtype, scales is not None and lows is None)
-    if _has_bytes(weight, by_rows=by_rows):
+    if _in_bytes(weight, by_rows=by_rows):
         form = FourBits if lows is not None else BytesByRows if by_rows else BytesByColumns
         words = x.shape[1] // GROUP * WORDS
         x = _call([x], (rows, words), InBytes, jnp.dtype(x.dtype), lows is not None)
@@ -90,10 +90,14 @@ def product(
     return _call(arrays, (rows, columns), form, *options)
 
 
-def _has_bytes(weight: Array, *, by_rows: bool) -> bool:
-    """Whether x has 8 bits in products with this matrix."""
+def has_bytes() -> bool:
+    """Whether x has 8 bits in products with matrices of 8 or 4 bits."""
+    return available() and has_quads()
+
+
+def _in_bytes(weight: Array, *, by_rows: bool) -> bool:
     even = weight.dtype == jnp.int8 and weight.shape[1 if by_rows else 0] % GROUP == 0
-    return (even or weight.dtype == jnp.uint8) and has_quads()
+    return (even or weight.dtype == jnp.uint8) and has_bytes()
 
 
 def attention(

@@ -44,7 +44,13 @@ def machine() -> str:
         return f"{device()}, {jax.device_count()} devices"
     affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     cores = len(affinity(0)) if affinity else os.cpu_count()
-    return f"{device()}, {cores} cores, {'' if cpu_kernels.available() else 'no '}cpu_kernels"
+    return f"{device()}, {cores} cores, {_kernels()}"
+
+
+def _kernels() -> str:
+    if not cpu_kernels.available():
+        return "no cpu_kernels"
+    return "cpu_kernels with VNNI" if cpu_kernels.has_bytes() else "cpu_kernels"
 
 
 def products() -> list[str]:
@@ -53,7 +59,8 @@ def products() -> list[str]:
         return []
     if obstacle := cpu_kernels.obstacle():
         return [f"XLA multiplied; the faster kernels for few tokens are not here: {obstacle}."]
-    return [f"Passes of up to {cpu_kernels.MOST_ROWS} tokens were multiplied by cpu_kernels."]
+    more = ", all passes of matrices of 8 or 4 bits" * cpu_kernels.has_bytes()
+    return [f"Passes of up to {cpu_kernels.MOST_ROWS} tokens{more} were multiplied by cpu_kernels."]
 
 
 def check_devices() -> None:
@@ -87,7 +94,7 @@ def compiling(*, float32: bool = True) -> dict[str, Any]:
     if backend == "cpu":
         return {
             "compiler_options": [cpu_options(backend), step_options(backend)],
-            "cpu_kernels": cpu_kernels.available(),
+            "cpu_kernels": _kernels(),
         }
     config: Any = jax.config
     precision = product_precision(jnp.float32)

@@ -57,7 +57,7 @@ def multiplied(contract):
     ("form", "contract"), [*itertools.product(FORMS, [0, 1]), ("int4", 0)], ids=str
 )
 def test_products_are_exact_and_have_one_order(form, contract):
-    if form == "int4" and not cpu_kernels.has_quads():
+    if form == "int4" and not cpu_kernels.has_bytes():
         pytest.skip("this CPU has no AVX-512 VNNI, so XLA multiplies matrices of 4 bits")
     run = multiplied(contract)
     for shape in SIZES_OF_4_BITS if form == "int4" else SIZES:
