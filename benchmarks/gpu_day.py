@@ -72,7 +72,7 @@ _TINY_SIZES = {
     "kinds": "--drafts 2 --max-new 4",
     "loop": "--trial --rows 2 --max-new 8 --repeats 1",
     "models": "--models tiny --steps 2",
-    "served": "--rows 2 --prompts 2 --streams 2 --seconds 2 --max-new 8",
+    "served": "--rows 2 --prompts 2 --streams 2 --seconds 8 --max-new 8",
     "compare": "--gin.BATCH_SIZE=2 --gin.LIMIT=2 --gin.MAX_NEW_TOKENS=4 --gin.REPEATS=1 "
     "--gin.METHODS={'Lossless':None} --gin.TEMPERATURES=(0.0,) --gin.BUCKETS=(256,)",
     "train": "--gin.NUM_STEPS=2 --gin.TOKENS_PER_BATCH=256 --gin.MAX_NEW_TOKENS=8",
