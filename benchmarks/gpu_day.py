@@ -65,8 +65,9 @@ _SIZES = {
     "models": "--models llama attention",
     "served": "--rows 32 --streams 1 8 64 --seconds 25 --max-new 128",
     "compare": "--gin.BATCH_SIZE=32",
-    "train": "--gin.NUM_STEPS=1500 --gin.TOKENS_PER_BATCH=16384 --gin.MAX_NEW_TOKENS=320 "
-    "--gin.DRAFT_VOCAB=8192 --gin.SAMPLE_BATCH_SIZE=512 --gin.TrainerConfig.checkpoint_every=150",
+    "train": "--gin.NUM_STEPS=1500 --gin.WARMUP_STEPS=100 --gin.TOKENS_PER_BATCH=16384 "
+    "--gin.MAX_NEW_TOKENS=320 --gin.DRAFT_VOCAB=8192 --gin.SAMPLE_BATCH_SIZE=512 "
+    "--gin.TrainerConfig.checkpoint_every=150",
 }
 _TINY_SIZES = {
     "kinds": "--drafts 2 --max-new 4",
@@ -75,7 +76,8 @@ _TINY_SIZES = {
     "served": "--rows 2 --prompts 2 --streams 2 --seconds 8 --max-new 8",
     "compare": "--gin.BATCH_SIZE=2 --gin.LIMIT=2 --gin.MAX_NEW_TOKENS=4 --gin.REPEATS=1 "
     "--gin.METHODS={'Lossless':None} --gin.TEMPERATURES=(0.0,) --gin.BUCKETS=(256,)",
-    "train": "--gin.NUM_STEPS=2 --gin.TOKENS_PER_BATCH=256 --gin.MAX_NEW_TOKENS=8",
+    "train": "--gin.NUM_STEPS=2 --gin.WARMUP_STEPS=1 --gin.TOKENS_PER_BATCH=256 "
+    "--gin.MAX_NEW_TOKENS=8",
 }
 _COLUMNS = {
     "kinds": ("side", "speedup", "low", "high", "tokens_per_s", "tokens_per_pass", "same"),
