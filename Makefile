@@ -46,8 +46,10 @@ test-t5x: $(VENV)/.test
 	  'put their checkouts there (docs/t5x.md), or make $@ T5X_SOURCES=DIR'
 endif
 
-# With the systems that specjax works inside, reads or answers, each in an environment of its own.
-test-outside: $(VENV)/.maxtext $(VENV)/.tunix $(VENV)/.clients
+# With the systems that specjax works inside, reads or answers, each in an environment of its own; and
+# a dry run of a GPU's measurements.
+test-outside: $(VENV)/.maxtext $(VENV)/.tunix $(VENV)/.clients $(VENV)/.test
+	$(PYTEST) -m '' tests/benchmarks/test_gpu_day.py
 	$(VENV)/maxtext/bin/python $(RUN_TESTS) tests/integrations/test_maxtext.py
 	$(VENV)/tunix/bin/python $(RUN_TESTS) tests/integrations/test_tunix.py
 	$(VENV)/clients/bin/python $(RUN_TESTS) tests/integrations/test_ray.py tests/integrations/test_lm_eval.py tests/integrations/test_clients.py

@@ -74,9 +74,9 @@ def add_temperatures(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
+def add_workload(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Adds the arguments for the pair, its prompts and the sizes."""
-    add_pair(parser)
+    add_pair(parser, required=required)
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="batch sizes B")
     add_temperatures(parser)
@@ -85,9 +85,11 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grown", action="store_true", help=GROWN_HELP)
 
 
-def load(args: argparse.Namespace, weights: Any = None) -> tuple[Pair, list[np.ndarray]]:
-    """Loads the pair and the tokens of the prompts; `weights` as for `load_pair`."""
-    pair, tokens = bench.load(args, weights=weights)
+def load(
+    args: argparse.Namespace, weights: Any = None, dtype: Any = None
+) -> tuple[Pair, list[np.ndarray]]:
+    """Loads the pair and the tokens of the prompts; `weights` and `dtype` as for `load_pair`."""
+    pair, tokens = bench.load(args, weights=weights, dtype=dtype)
     return (Pair(pair.drafter, grown(pair.verifier)) if args.grown else pair), tokens
 
 

@@ -1,7 +1,8 @@
-"""Which drafts suit which text: a chat model on requests of several kinds, beside llama.cpp."""
+"""Which drafts suit which text: a chat model on requests of several kinds, beside others."""
 
 import argparse
 import functools
+import itertools
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,18 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import tqdm
 
-from benchmarks import command
+from benchmarks import command, peers
 from specjax.cli.bench import add_weights, forms_of
 from specjax.cli.report import Report
 from specjax.compilation import enable_compilation_cache
 from specjax.data.examples import read_objects
 from specjax.errors import UserError
 from specjax.study.measure import take_turns, time_call
-from specjax.text import Decoder, Pair, load_pair
+from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
-HELP = "time drafters and copies in turns, by kind of request, at batch 1"
+HELP = "time drafters and copies in turns, by kind of request"
 
+_Batch = tuple[np.ndarray, ...]
 _BUCKETS = (256, 512, 1024, 2048)
 _COMPLETE = "Complete this function. Answer with the whole function in a code block."
 _EDITS = (
@@ -32,11 +34,18 @@ _EDITS = (
 
 
 class Made(NamedTuple):
-    """An answer: its tokens, their number with an end, and the verifier's passes (0: unknown)."""
+    """A batch's answers: tokens, their number with ends, the rows' passes (0: unknown)."""
 
-    tokens: np.ndarray
+    tokens: list[np.ndarray]
     emitted: int
     passes: int
+
+    @classmethod
+    def cut(cls, rows: Sequence[Sequence[int]], ends: Sequence[int]) -> "Made":
+        """Of tokens that may go on after an end."""
+        texts = [np.array([*itertools.takewhile(lambda x: x not in ends, row)]) for row in rows]
+        ended = sum(len(text) < len(row) for text, row in zip(texts, rows, strict=True))
+        return cls(texts, sum(map(len, texts)) + ended, 0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--human-eval", help="HumanEval.jsonl.gz: requests to complete and to edit")
     parser.add_argument("--mbpp", help="mbpp.jsonl: requests to write and to explain")
     parser.add_argument("--spec-bench", help="question.jsonl: its kinds")
-    parser.add_argument("--each", type=int, default=8, help="requests of each kind")
+    parser.add_argument("--each", type=int, default=8, help="batches of each kind")
+    parser.add_argument("--rows", type=int, default=1, help="requests of a batch")
     parser.add_argument(
         "--drafting",
         nargs="+",
@@ -65,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "greedily (pip install llama-cpp-python)",
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of llama.cpp")
+    parser.add_argument(
+        "--transformers",
+        action="store_true",
+        help="also transformers in the same --dtype, on CUDA where PyTorch has it; at batch 1 also "
+        "with its prompt lookup and with the drafter as its assistant, by its own defaults",
+    )
 
 
 def requests(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -95,7 +111,7 @@ def requests(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [
         (kind, text)
         for kind, texts in found.items()
-        for text in rng.sample(texts, min(args.each, len(texts)))
+        for text in rng.sample(texts, min(args.each * args.rows, len(texts)))
     ]
 
 
@@ -109,8 +125,10 @@ def _rows(path: str, *keys: str) -> list[dict[str, Any]]:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Times all sides on each request in turns, and compares each with the verifier alone."""
-    command.check_positive(args, "each", "drafts", "max_new", "repeats")
+    """Times all sides on each batch in turns, and compares each with the verifier alone."""
+    command.check_positive(args, "each", "rows", "drafts", "max_new", "repeats")
+    if args.llama and args.rows > 1:
+        raise UserError("llama.cpp decodes one text at a time: leave out --llama or --rows")
     copies = "Lookup(min_ngram=2)"
     both = ("drafter", copies, "Lookup(min_match=2, max_copy=7)")
     settings = {"alone": Setting(method=VERIFIER_ALONE, temperature=args.temperature)}
@@ -122,15 +140,25 @@ def run(args: argparse.Namespace) -> Report:
     asked = requests(args)
     named = {"verifier": args.verifier, "drafter": args.drafter}
     paths: Any = {name: path for name, path in named.items() if path is not None}
-    pair = load_pair(**paths, weights=forms_of(args))
+    pair = load_pair(**paths, weights=forms_of(args), dtype=args.dtype)
+    encode = pair.verifier.tokenizer.encode_chat
+    of_kinds: dict[str, list[np.ndarray]] = {}
+    for kind, text in asked:
+        chat = np.array(encode([{"role": "user", "content": text}]), np.int32)
+        of_kinds.setdefault(kind, []).append(chat)
+    if few := [kind for kind, found in of_kinds.items() if len(found) < args.rows]:
+        raise UserError(f"{few[0]} has {len(of_kinds[few[0]])} requests: give a smaller --rows")
+    # An incomplete batch is left out.
     chats = [
-        np.array(pair.verifier.tokenizer.encode_chat([{"role": "user", "content": text}]), np.int32)
-        for _, text in asked
+        x for found in of_kinds.values() for x in zip(*[iter(found)] * args.rows, strict=False)
     ]
+    batch_kinds = [kind for kind, x in of_kinds.items() for _ in range(len(x) // args.rows)]
     print("compiling ...", flush=True)
     sides = {name: _ours(pair, one, chats, args) for name, one in settings.items()}
     if args.llama:
         sides |= _llama(args, chats, pair.verifier.tokenizer.eos_ids)
+    if args.transformers:
+        sides |= _transformers(args, pair, chats)
     seconds = {name: np.zeros((args.repeats, len(chats))) for name in sides}
     made: dict[str, dict[int, Made]] = {name: {} for name in sides}
     turns = take_turns(
@@ -143,19 +171,18 @@ def run(args: argparse.Namespace) -> Report:
     bar = tqdm.tqdm(turns, total=total)
     for name, repeat, i, (spent, one) in bar:
         seconds[name][repeat, i], made[name][i] = spent, one
-        bar.set_postfix_str(f"{name}: {len(one.tokens) / spent:.1f} tokens/s")
-    kinds = list(dict.fromkeys(kind for kind, _ in asked))
+        bar.set_postfix_str(f"{name}: {one.emitted / spent:.1f} tokens/s")
     rows = [
         _figures(
-            kind, name, [i for i, x in enumerate(asked) if kind in (x[0], "all")], seconds, made
+            kind, name, [i for i, x in enumerate(batch_kinds) if kind in (x, "all")], seconds, made
         )
-        for kind in [*kinds, "all"]
+        for kind in [*of_kinds, "all"]
         for name in sides
     ]
     columns = ("kind", "side", "speedup", "low", "high", "tokens_per_s", "tokens_per_pass", "same")
     notes = [
         "speedup: of whole calls over the verifier alone, prompts included: the ratio of tokens "
-        "per second; low and high: the quartiles of the requests' own ratios. same: texts equal "
+        "per second; low and high: the quartiles of the batches' own ratios. same: texts equal "
         "to the verifier's."
     ]
     return Report(rows, columns, notes)
@@ -166,24 +193,25 @@ def _timed(call: Callable[[int], Made], i: int) -> tuple[float, Made]:
 
 
 def _ours(
-    pair: Pair, setting: Setting, chats: Sequence[np.ndarray], args: argparse.Namespace
+    pair: Pair, setting: Setting, chats: Sequence[_Batch], args: argparse.Namespace
 ) -> Callable[[int], Made]:
-    options: Any = {"max_new_tokens": args.max_new, "batch_size": 1, "buckets": _BUCKETS}
+    options: Any = {"max_new_tokens": args.max_new, "batch_size": args.rows, "buckets": _BUCKETS}
     decoder = Decoder(pair.named, setting, **options)
     # A limit of one token compiles all programs.
-    places = {np.searchsorted(_BUCKETS, len(chat)): i for i, chat in enumerate(chats)}
+    places = {np.searchsorted(_BUCKETS, max(map(len, x))): i for i, x in enumerate(chats)}
     for i in places.values():
-        decoder([chats[i]], max_new_tokens=1, progress=False)
+        decoder([*chats[i]], max_new_tokens=1, progress=False)
 
     def call(i: int) -> Made:
-        (row,) = decoder([chats[i]], ids=[i], progress=False)
-        return Made(row.tokens, int(row.info.emitted), int(row.info.verifier_calls))
+        ids = range(i * args.rows, (i + 1) * args.rows)
+        result = decoder([*chats[i]], ids=ids, progress=False)
+        return Made(result.tokens, result.info.emitted, result.info.verifier_calls)
 
     return call
 
 
 def _llama(
-    args: argparse.Namespace, chats: Sequence[np.ndarray], ends: Sequence[int]
+    args: argparse.Namespace, chats: Sequence[_Batch], ends: Sequence[int]
 ) -> dict[str, Callable[[int], Made]]:
     try:
         import llama_cpp
@@ -206,13 +234,11 @@ def _llama(
 
         def call(i: int) -> Made:
             tokens: list[int] = []
-            for token in model.generate(chats[i].tolist(), temp=0.0, repeat_penalty=1.0):
-                if token in ends:
-                    break
+            for token in model.generate(chats[i][0].tolist(), temp=0.0, repeat_penalty=1.0):
                 tokens.append(token)
-                if len(tokens) == args.max_new:
+                if token in ends or len(tokens) == args.max_new:
                     break
-            return Made(np.array(tokens, np.int32), len(tokens) + (len(tokens) < args.max_new), 0)
+            return Made.cut([tokens], ends)
 
         return call
 
@@ -223,6 +249,49 @@ def _llama(
         for threads in args.threads
         for lookup in (False, True)
     }
+
+
+def _transformers(
+    args: argparse.Namespace, pair: Pair, chats: Sequence[_Batch]
+) -> dict[str, Callable[[int], Made]]:
+    torch, transformers = peers.load_transformers()
+    device, ends = (
+        "cuda" if torch.cuda.is_available() else "cpu",
+        list(pair.verifier.tokenizer.eos_ids),
+    )
+
+    def load(model: TextModel) -> Any:
+        made = peers.load_model(torch, transformers, model, ends, args.dtype or "float32")
+        return made.to(device)
+
+    verifier = load(pair.verifier)
+    drawing: dict[str, Any] = {"do_sample": False}
+    if args.temperature > 0:
+        drawing = {"do_sample": True, "temperature": args.temperature, "top_k": 0}
+
+    def side(**drafts: Any) -> Callable[[int], Made]:
+        def call(i: int) -> Made:
+            longest = max(map(len, chats[i]))
+            # A decoder-only model continues the right end.
+            short = [(longest - len(chat), chat.tolist()) for chat in chats[i]]
+            ids = torch.tensor([[ends[0]] * pad + chat for pad, chat in short], device=device)
+            mask = torch.tensor([[0] * pad + [1] * len(x) for pad, x in short], device=device)
+            torch.manual_seed(i)
+            with torch.inference_mode():
+                out = verifier.generate(
+                    ids, attention_mask=mask, max_new_tokens=args.max_new, **drawing, **drafts
+                )
+            return Made.cut(out[:, longest:].tolist(), ends)
+
+        call(0)
+        return call
+
+    found = {"transformers": side()}
+    if args.rows == 1:
+        found["transformers, lookup"] = side(prompt_lookup_num_tokens=10)
+        if "drafter" in pair.named and not pair.drafter.is_head:
+            found["transformers, assistant"] = side(assistant_model=load(pair.drafter))
+    return found
 
 
 def _figures(
@@ -238,7 +307,8 @@ def _figures(
     passes = sum(made[name][i].passes for i in places)
     whole = {side: counts[side].sum() / usual[side].sum() for side in usual}
     low, high = np.percentile(speeds[name] / speeds["alone"], (25, 75)).tolist()
-    same = [np.array_equal(made[name][i].tokens, made["alone"][i].tokens) for i in places]
+    texts = [zip(made[name][i].tokens, made["alone"][i].tokens, strict=True) for i in places]
+    same = [np.array_equal(one, other) for batch in texts for one, other in batch]
     return {
         "kind": kind,
         "side": name,

@@ -14,7 +14,14 @@ from specjax.drafting.chain import catches_up_on
 from specjax.memory import check_state_fits
 from specjax.text import Pair
 from specjax.text.passes import count_passes
-from specjax.types import DecodeState, Params, PromptBatch, Sampling, Stopping
+from specjax.types import (
+    DecodeState,
+    Params,
+    PromptBatch,
+    Sampling,
+    Stopping,
+    Verification,
+)
 from specjax.verification import Block
 
 REMEDY = "give a smaller --max-new or --rows, or shorter prompts"
@@ -30,14 +37,22 @@ class Loops:
     inputs: np.ndarray
     lengths: np.ndarray
     max_new: int
+    verification: Verification = Block()  # noqa: RUF009  immutable
 
     @classmethod
-    def of(cls, pair: Pair, tokens: Sequence[np.ndarray], max_new: int) -> "Loops":
+    def of(
+        cls,
+        pair: Pair,
+        tokens: Sequence[np.ndarray],
+        max_new: int,
+        verification: Verification = Block(),  # noqa: B008  immutable
+    ) -> "Loops":
         """Pads the tokens of prompts to a multiple of eight."""
         inputs = np.zeros((len(tokens), -(-max(map(len, tokens)) // 8) * 8), np.int32)
         for row, ids in zip(inputs, tokens, strict=True):
             row[: len(ids)] = ids
-        return cls(pair, inputs, np.array([len(ids) for ids in tokens], np.int32), max_new)
+        lengths = np.array([len(ids) for ids in tokens], np.int32)
+        return cls(pair, inputs, lengths, max_new, verification)
 
     def speculative(
         self,
@@ -45,7 +60,7 @@ class Loops:
         widths: tuple[int, ...] | None = None,
         policy: Stopping | None = None,
     ) -> decoding.Speculative:
-        """Returns lossless block verification; None: drafts of a fixed length."""
+        """Returns lossless rounds; None: drafts of a fixed length."""
         policy = drafting.FixedLength() if policy is None else policy
         verifier, eos_ids = self.pair.verifier, self.pair.verifier.tokenizer.eos_ids
         drafter = drafting.Chain(
@@ -56,7 +71,7 @@ class Loops:
             catches_up=catches_up_on(verifier.platform),
         )
         return decoding.Speculative(
-            verifier.model, drafter, Block(), widths=widths, eos_ids=tuple(eos_ids)
+            verifier.model, drafter, self.verification, widths=widths, eos_ids=tuple(eos_ids)
         )
 
     def autoregressive(self) -> decoding.Autoregressive:

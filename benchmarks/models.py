@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +21,13 @@ from specjax.types import Params, Prompts
 
 HELP = "extend by T tokens in a jitted loop, against reading the same bytes"
 
-# Four layers of Qwen 3.5 0.8B, three of them gated delta networks, and with attention in all.
+# Four layers of Llama 3 8B, and of Qwen 3.5 0.8B: three of them gated delta networks, or all with
+# attention.
 _QWEN = preset("qwen3.5_0.8b", num_layers=4, layer_types=(), vocab_size=8_192)
+_LLAMA = preset("llama3_8b", num_layers=4, vocab_size=8_192)
 # T5 v1.1's shapes with its embedding tied: 60.5 M and 222.9 M parameters. "tiny" is for trials.
 _MODELS: dict[str, Any] = {
+    "llama": _LLAMA,
     "hybrid": _QWEN,
     "attention": _QWEN.replace(layer_types=("full_attention",) * 4),
     "60m": preset("t5_v1_1_small", tie_embeddings=True),
@@ -45,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=list(_MODELS), default=["60m", "220m"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 9, 16], help="T")
     parser.add_argument("--rows", type=int, default=1, help="B")
-    parser.add_argument("--prompt", type=int, default=32, help="encoder length")
+    parser.add_argument("--dtype", default="float32", choices=["bfloat16", "float32"])
+    parser.add_argument(
+        "--prompt", type=int, default=32, help="of the encoder, or the positions read before"
+    )
     parser.add_argument("--max-length", type=int, default=160, help="S, positions of the cache")
     parser.add_argument("--steps", type=int, default=16, help="extends per measured loop")
     parser.add_argument("--repeats", type=int, default=7)
@@ -74,8 +81,9 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _measure(name: str, config: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
-    model = model_from_config(config)
-    params = _random_params(model)
+    config = config.replace(dtype=args.dtype, param_dtype=args.dtype)
+    model = model_from_config(config).for_devices(jax.default_backend())
+    params = random_params(model)
     inputs = np.random.default_rng(0).integers(3, config.vocab_size, (args.rows, args.prompt))
     lengths = jnp.full(args.rows, args.prompt, jnp.int32)
     prompts = Prompts(jnp.asarray(inputs, jnp.int32), lengths)
@@ -106,10 +114,16 @@ def _measure(name: str, config: Any, args: argparse.Namespace) -> list[dict[str,
     return [*rows, row("plain read", None, milliseconds["read"])]
 
 
-def _random_params(model: Model) -> Params:
-    """Random parameters of the initialisers' scale, but faster."""
-    rng = np.random.default_rng(0)
+def random_params(model: Model) -> Params:
+    """Random parameters of the initialisers' scale, but faster, and made where they stay."""
     head_dim = model.config.head_dim
+    numbers = itertools.count()
+
+    # A program for each shape and dtype; a scale compiles nothing.
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def normal(shape: tuple[int, ...], dtype: Any, number: Any, scale: Any) -> jax.Array:
+        key = jax.random.key(number, impl="rbg")
+        return (jax.random.normal(key, shape, dtype) * scale).astype(dtype)
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if len(leaf.shape) == 1:
@@ -118,8 +132,7 @@ def _random_params(model: Model) -> Params:
         scale = 1.0 if "embedding" in names else leaf.shape[0] ** -0.5
         if "query" in names:
             scale *= head_dim**-0.5
-        values = rng.standard_normal(leaf.shape, np.float32) * np.float32(scale)
-        return jnp.asarray(values, leaf.dtype)
+        return normal(leaf.shape, leaf.dtype, next(numbers), np.asarray(scale, leaf.dtype))
 
     return jax.tree_util.tree_map_with_path(draw, model.abstract_params())
 

@@ -382,16 +382,20 @@ def in_words(threads: int) -> str:
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
-def load_model(torch: Any, transformers: Any, ours: TextModel, eos: list[int]) -> Any:
-    """Loads the same directory in float32, with only the special ids of its generation settings."""
-    path = real_path(ours.name)
-    config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+def load_model(
+    torch: Any, transformers: Any, ours: TextModel, eos: list[int], dtype: str = "float32"
+) -> Any:
+    """Loads the same directory or GGUF file, with only the special ids of its settings."""
+    path, options = Path(real_path(ours.name)), {"local_files_only": True}
+    if path.is_file():
+        path, options = path.parent, options | {"gguf_file": path.name}
+    config = transformers.AutoConfig.from_pretrained(path, **options)
     kind = (
         transformers.AutoModelForSeq2SeqLM
         if config.is_encoder_decoder
         else transformers.AutoModelForCausalLM
     )
-    model = kind.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+    model = kind.from_pretrained(path, dtype=getattr(torch, dtype), **options).eval()
     if config.model_type == "t5":
         # transformers 5.23 makes as many caches as the encoder has layers, and fails if the
         # decoder has more. The networks exist already, and nothing else reads this.

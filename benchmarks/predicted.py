@@ -54,6 +54,8 @@ CHIPS = {
     # nvidia.com/en-us/data-center/h100, SXM: 1,979 TFLOPS with sparsity, which is twice that
     # without, 3.35 TB/s, 80 GB, NVLink of 900 GB/s in both directions.
     "h100": Chip(989.5e12, 3.35e12, 80e9, 450e9),
+    # nvidia.com/en-us/data-center/h200, SXM: as the H100, but 4.8 TB/s and 141 GB.
+    "h200": Chip(989.5e12, 4.8e12, 141e9, 450e9),
 }
 PAIRS = {
     "t5_v1_1_xxl": "t5_v1_1_small",

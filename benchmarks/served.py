@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> Report:
     `mixed` ones another text than a Decoder's. `rss` is the server's memory in MiB.
     """
     command.check_positive(args, "streams", "seconds")
-    pair, tokens = command.load(args, bench.forms_of(args))
+    pair, tokens = command.load(args, bench.forms_of(args), args.dtype)
     rows = max(args.rows)
     decoder = Decoder(
         pair,
@@ -110,7 +110,7 @@ def served(
     words = [sys.executable, "-m", "specjax", "serve", "--port", "0", "--batch-size", str(rows)]
     words += ["--max-new-tokens", str(args.max_new), "--prompt-length", str(max(longest, 64))]
     words += ["--prefixes", str(kept)]
-    for name in ("verifier", "drafter", "weights", "drafter_weights"):
+    for name in ("verifier", "drafter", "weights", "drafter_weights", "dtype"):
         if getattr(args, name) is not None:
             words += [f"--{name.replace('_', '-')}", getattr(args, name)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

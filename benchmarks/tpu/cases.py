@@ -171,6 +171,16 @@ def configs_of(pair: str) -> tuple[ModelConfig, ModelConfig]:
     return large, small
 
 
+def at_trial_sizes(large: ModelConfig, small: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
+    """Networks of a single narrow layer and few tokens, to try what takes a published size."""
+    made = []
+    for config in (large, small):
+        sizes = {"vocab_size": 512, "embed_dim": 64, "mlp_dim": 64}
+        sizes |= {"expert_dim": 32} if getattr(config, "expert_dim", None) else {}
+        made.append(_of_depth(config, 1).replace(**sizes))
+    return made[0], made[1]
+
+
 def _depth_of(config: ModelConfig) -> int:
     """The layers of a network's decoder."""
     assert isinstance(config, T5Config | DecoderOnlyConfig)

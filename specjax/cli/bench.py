@@ -92,8 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse._ActionsContainer, default: str) -> None:
-    """Adds the forms of both models' matrices, which `forms_of` reads."""
+    """Adds the dtype and the forms of both models' matrices, which `forms_of` reads."""
     forms = ["floats", *FORMS]
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float32"],
+        help="of both models (default: that of their files; of GGUF files float32)",
+    )
     parser.add_argument(
         "--weights",
         default=default,
@@ -137,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         one_number("--temperatures", temperature, low=0.0, open_high=True, dtype=float)
     if args.costs is not None:
         check_output("--costs", Path(args.costs))
-    pair, tokens = load(args, chat=args.chat, weights=forms_of(args))
+    pair, tokens = load(args, chat=args.chat, weights=forms_of(args), dtype=args.dtype)
     rows, verdicts = [], []
     passes: dict[tuple[int, int], dict[str, float]] = {}
     acceptance: dict[float, list[float]] = {}
@@ -205,12 +210,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(
-    args: argparse.Namespace, *, chat: bool = False, weights: Any = None
+    args: argparse.Namespace, *, chat: bool = False, weights: Any = None, dtype: Any = None
 ) -> tuple[Pair, list[np.ndarray]]:
     """Loads the pair and the tokens of the prompts."""
     check_positive(args, "rows", "prompts", "max_new", "repeats")
     texts = enough_texts(args)
-    pair = load_pair(drafter=args.drafter, verifier=args.verifier, weights=weights)
+    pair = load_pair(drafter=args.drafter, verifier=args.verifier, weights=weights, dtype=dtype)
     if "drafter" not in pair.named:
         raise UserError(
             "drafter must be given, too, because bench measures what its passes cost; specjax "

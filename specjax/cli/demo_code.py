@@ -108,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
     models = load_pair(
         **{name: path for name, path in paths.items() if path is not None},
         weights=forms_of(args),
+        dtype=args.dtype,
     )
     options: dict[str, Any] = {
         "sampling": Sampling(temperature=0.0),

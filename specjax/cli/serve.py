@@ -158,7 +158,8 @@ def _decoder(args: argparse.Namespace) -> Decoder:
     given = {name: value for name, value in given.items() if value is not None}
     costs = None if args.costs is None else read_costs(args.costs)
     setting = Setting(**given, costs=costs)  # checked before the models are read
-    models = load_pair(verifier=args.verifier, drafter=args.drafter, weights=forms_of(args))
+    paths = {"verifier": args.verifier, "drafter": args.drafter}
+    models = load_pair(**paths, weights=forms_of(args), dtype=args.dtype)
     lengths = [_SHORTEST]
     while lengths[-1] < args.prompt_length:
         lengths.append(lengths[-1] * _TIMES)

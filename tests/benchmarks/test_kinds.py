@@ -23,7 +23,7 @@ def written(path, rows):
 def pair(monkeypatch):
     both = {"verifier": tiny_pair.chat_model(0), "drafter": tiny_pair.chat_model(1)}
 
-    def load(weights, **paths):
+    def load(weights, dtype, **paths):
         return specjax.Pair(**{name: both[name] for name in paths})
 
     monkeypatch.setattr(kinds, "load_pair", load)
@@ -52,6 +52,25 @@ def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, capsys):
         assert row["same"] == f"{count}/{count}" and row["tokens_per_s"] > 0
         assert row["speedup"] == 1.0 or side != "alone"
         assert 1.0 <= row["tokens_per_pass"] <= 3.0
+
+
+def test_rows_are_decoded_together(pair, tmp_path, capsys):
+    file = written(tmp_path / "mbpp.jsonl", [TASK | {"task_id": i} for i in range(11, 16)])
+    words = ["--verifier=x", f"--mbpp={file}", "--max-new=4", "--drafts=2", "--each=3"]
+    assert kinds.main([*words, "--rows=2"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {row["same"] for row in rows if row["kind"] == "write"} == {"4/4"}
+    assert all(1.0 <= row["tokens_per_pass"] <= 3.0 for row in rows)
+    assert kinds.main([*words, "--rows=6"]) == 2
+    assert "write has 5 requests: give a smaller --rows" in capsys.readouterr().err
+    assert kinds.main([*words, "--rows=2", "--llama"]) == 2
+    assert "leave out --llama or --rows" in capsys.readouterr().err
+
+
+def test_tokens_after_an_end_do_not_count():
+    made = kinds.Made.cut([[5, 6, 2, 2], [7, 8, 9, 5]], [2])
+    assert [x.tolist() for x in made.tokens] == [[5, 6], [7, 8, 9, 5]]
+    assert made.emitted == 7
 
 
 def test_without_a_drafter_copies_are_measured(pair, tmp_path, capsys):

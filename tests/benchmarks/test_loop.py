@@ -27,3 +27,19 @@ def test_figures_fit_together(quick, rows):
     # Two drafts per round, and a third if the whole block was accepted.
     assert 2 * row["verifier_calls"] <= row["drafter_calls"] <= 3 * row["verifier_calls"]
     assert np.isfinite(row["start_ms"])
+
+
+@pytest.mark.parametrize("pair", ["t5_v1_1_base+t5_v1_1_small", "qwen3_30b_a3b+qwen3_0.6b"])
+def test_a_pair_of_sizes_accepts_what_it_is_told(pair, rows):
+    sizes = ["--trial", "--rows=2", "--drafts=4", "--max-new=12", "--temperatures=1"]
+    words = ["--repeats=1", "--prompt=8", "--accepted=2", "--chip=h100"]
+    assert loop.main([f"--pair={pair}", *sizes, *words]) == 0
+    (row,) = rows()
+    # Three tokens a round, of four drafts.
+    assert (row["verifier_calls"], row["drafter_calls"]) == (4, 16)
+    assert row["round_ms"] == pytest.approx(row["loop_ms"] / 4) and row["roofline"] > 1
+
+
+def test_prompts_or_sizes_are_needed(capsys):
+    assert loop.main([]) == 2
+    assert "give --inputs, or --pair" in capsys.readouterr().err
