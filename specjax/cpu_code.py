@@ -450,28 +450,65 @@ class ByRows(_Product):
         return [self.at(base, self.whole("mul", i, "%K"), stored) for i in numbers]
 
 
-class InBytes(Kernel):
+class _OfRows(Kernel):
+    """A result for each row of `%x`, whose numbers are K floats; a thread takes whole rows."""
+
+    def sizes(self, code: Code) -> tuple[str, str, str, str]:
+        rows, depth = code.let(code.size(0, 0)), code.let(code.size(0, 1))
+        return "1", rows, "1", code.threads(code.whole("mul", rows, depth), _SHARE)
+
+    @contextlib.contextmanager
+    def rows(self, words: str) -> Iterator[tuple[str, str]]:
+        """Where each row of `%x` begins, and its result of so many words of 4 bytes."""
+        self.do(f"%x = {self.data(0)}")
+        with self.loop("%n0", "%n1", 1) as (row, _):
+            x = self.at("%x", self.whole("mul", row, "%K"))
+            yield x, self.at("%y", self.whole("mul", row, words))
+
+
+class Normalised(_OfRows):
+    """Rows divided by their root mean square; the squares are added in one order."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__(jnp.dtype(jnp.float32))
+        lanes, kind = self.lanes, f"<{self.lanes} x float>"
+        self.do(f"%K = {self.size(0, 1)}")
+        with self.rows("%K") as (x, y):
+
+            def add(k: str, totals: list[str], mask: str | None) -> None:
+                value = self.floats(x, k, lanes, mask=mask)
+                totals[0] = self.add_product(value, value, totals[0], lanes)
+
+            total = self.lane_sums(self.over("%K", ["zeroinitializer"], add))
+            count = self.let("uitofp i64 %K to float")
+            mean = self.let(f"extractelement <1 x float> {total}, i32 0")
+            mean = self.let(f"fdiv float {mean}, {count}")
+            mean = self.let(f"fadd float {mean}, {_literal(eps)}")
+            root = self.let(f"call float @llvm.sqrt.f32(float {mean})")
+            factor = self.splat(self.let(f"fdiv float {_literal(1)}, {root}"), "float", lanes)
+
+            def put(k: str, _: list[str], mask: str | None) -> None:
+                value = self.let(f"fmul {kind} {self.floats(x, k, lanes, mask=mask)}, {factor}")
+                self.store(value, k, lanes, y, mask)
+
+            self.over("%K", [], put)
+
+
+class InBytes(_OfRows):
     """Rows in 8 bits: the bytes, then for each `GROUP` a factor, then the sum of its bytes.
 
     With `halves`, of each 8 bytes those of even places come first.
     """
 
-    def __init__(self, dtype: Any, halves: bool) -> None:
-        super().__init__(dtype)
-        self.do(f"%x = {self.data(0)}")
+    def __init__(self, halves: bool) -> None:
+        super().__init__(jnp.dtype(jnp.float32))
         self.do(f"%K = {self.size(0, 1)}")
         self.do(f"%groups = sdiv i64 %K, {GROUP}")
         places = (0, 2, 4, 6, 1, 3, 5, 7) if halves else range(8)
         self.order = [at + i for at in (0, 8) for i in places]
-        with self.loop("%n0", "%n1", 1) as (row, _):
-            x = self.at("%x", self.whole("mul", row, "%K"))
-            begin = self.at("%y", self.whole("mul", row, "%groups", WORDS))
-            with self.loop("0", "%groups", 1) as (group, _):
-                self.add(x, begin, group)
-
-    def sizes(self, code: Code) -> tuple[str, str, str, str]:
-        rows, depth = code.let(code.size(0, 0)), code.let(code.size(0, 1))
-        return "1", rows, "1", code.threads(code.whole("mul", rows, depth), _SHARE)
+        words = self.whole("mul", "%groups", WORDS)
+        with self.rows(words) as (x, y), self.loop("0", "%groups", 1) as (group, _):
+            self.add(x, y, group)
 
     def add(self, x: str, begin: str, group: str) -> None:
         kind, whole, bytes_ = "<16 x float>", "<16 x i32>", "<16 x i8>"
@@ -480,12 +517,12 @@ class InBytes(Kernel):
         a, b = (self.let(f"call {kind} @llvm.fabs.v16f32({kind} {part})") for part in parts)
         top = self.let(f"call {kind} @llvm.maximum.v16f32({kind} {a}, {kind} {b})")
         top = self.let(f"call float @llvm.vector.reduce.fmaximum.v16f32({kind} {top})")
-        factor = self.let(f"fdiv float {top}, {_literal(127)}")
         nothing = self.let(f"fsub float {top}, {top}")  # NaN where a number is not finite
+        top = self.let(f"call float @llvm.maximum.f32(float {top}, float {_literal(1e-30)})")
+        factor = self.let(f"fdiv float {top}, {_literal(127)}")
         factor = self.let(f"fadd float {factor}, {nothing}")
         factors = self.at(begin, self.whole("mul", "%groups", GROUP // 4))
         self.do(f"store float {factor}, ptr {self.at(factors, group)}, align 4")
-        top = self.let(f"call float @llvm.maximum.f32(float {top}, float {_literal(1e-30)})")
         steps = self.splat(self.let(f"fdiv float {_literal(127)}, {top}"), "float", 16)
         total = "zeroinitializer"
         for part, at in zip(parts, (0, 16), strict=True):

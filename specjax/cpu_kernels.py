@@ -34,6 +34,7 @@ from specjax.cpu_code import (
     FourBits,
     InBytes,
     Kernel,
+    Normalised,
     has_quads,
     lanes,
 )
@@ -50,10 +51,10 @@ def takes(x: Array, weight: Array, *, by_rows: bool) -> bool:
     known = x.dtype in (jnp.float32, jnp.bfloat16) and jnp.dtype(weight.dtype) in STORED
     if not (known and x.shape[0] and available()):
         return False
-    if weight.dtype == jnp.uint8 or _in_bytes(weight, by_rows=by_rows):
-        return has_bytes()
+    if _in_bytes(weight, by_rows=by_rows):
+        return True
     most = MOST_ROWS if weight.dtype == jnp.float32 and not by_rows else _MANY_ROWS
-    return x.shape[0] <= most
+    return weight.dtype != jnp.uint8 and x.shape[0] <= most
 
 
 def product(
@@ -78,7 +79,7 @@ def product(
     if _in_bytes(weight, by_rows=by_rows):
         form = FourBits if lows is not None else BytesByRows if by_rows else BytesByColumns
         words = x.shape[1] // GROUP * WORDS
-        x = _call([x], (rows, words), InBytes, jnp.dtype(x.dtype), lows is not None)
+        x = _call([x], (rows, words), InBytes, lows is not None, dtype=jnp.int32)
     elif by_rows:
         form = ByRows
     elif rows > MOST_ROWS:
@@ -136,10 +137,21 @@ def attention(
     )
 
 
-def _call(arrays: list[Array], shape: tuple[int, ...], form: Any, *options: Any) -> Array:
+def normalised(x: Float32[Array, "M K"], eps: float) -> Float32[Array, "M K"]:
+    """Rows divided by their root mean square, in a program for one CPU.
+
+    XLA takes another square root for one row than for several. A block's token would have another
+    last bit than the same token alone, and so another byte in the next product.
+    """
+    return _call([x], x.shape, Normalised, eps)
+
+
+def _call(
+    arrays: list[Array], shape: tuple[int, ...], form: Any, *options: Any, dtype: Any = jnp.float32
+) -> Array:
     with _compiling:
         name = _target(form, lanes(), *options)
-    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, jnp.float32))(*arrays)
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, dtype))(*arrays)
 
 
 def available() -> bool:

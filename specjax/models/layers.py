@@ -9,6 +9,7 @@ logits are float32 for activations of any dtype. Matrices are read in `specjax.m
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from flax import linen as nn
 from flax.linen.partitioning import param_with_axes
 from jaxtyping import Array, Float, Float32, Integer
 
+from specjax import cpu_kernels
+from specjax.kernel_choice import on_one_cpu
 from specjax.models.weights import (
     Initializer,
     declare,
@@ -66,8 +69,21 @@ class RMSNorm(nn.Module):
 
 def normalise(x: Array, eps: float) -> Array:
     """The vectors of the last axis divided by their root mean square, in float32."""
+    kernel, plain = _normalisers(eps)
     x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+    return on_one_cpu(x, kernel=kernel, plain=plain) if cpu_kernels.available() else plain(x)
+
+
+# Cached because they identify programs.
+@functools.cache
+def _normalisers(eps: float) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    def kernel(x: Array) -> Array:
+        return cpu_kernels.normalised(x.reshape(-1, x.shape[-1]), eps).reshape(x.shape)
+
+    def plain(x: Array) -> Array:
+        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
+
+    return kernel, plain
 
 
 class Dense(nn.Module):
