@@ -42,6 +42,8 @@ from specjax.cpu_code import (
 # A product of more rows is XLA's, but not with x in 8 bits. XLA's is slower than the kernels up to
 # the second number with matrices [N, K] and with those of fewer bits, which it also makes floats.
 MOST_ROWS, _MANY_ROWS = 16, 256
+# Attention of more queries is XLA's; a pass over a part of a prompt has so many.
+MOST_QUERIES = 64
 # The passes of LLVM that make the code fast; all its standard ones take ten times as long.
 _PASSES = ("always_inliner", "new_gvn", "instruction_combine", "simplify_cfg")
 

@@ -59,7 +59,7 @@ def products() -> list[str]:
         return []
     if obstacle := cpu_kernels.obstacle():
         return [f"XLA multiplied; the faster kernels for few tokens are not here: {obstacle}."]
-    more = ", all passes of matrices of 8 or 4 bits" * cpu_kernels.has_bytes()
+    more = ", and all of matrices of 8 or 4 bits," * cpu_kernels.has_bytes()
     return [f"Passes of up to {cpu_kernels.MOST_ROWS} tokens{more} were multiplied by cpu_kernels."]
 
 

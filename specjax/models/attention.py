@@ -203,7 +203,7 @@ def forms(scale: float, softcap: float | None) -> tuple[Any, Any]:
 def _takes(
     query: Float[Array, "B T K N D"], segments: Sequence[Segment], layout: CacheLayout
 ) -> bool:
-    few = query.shape[1] <= cpu_kernels.MOST_ROWS
+    few = query.shape[1] <= cpu_kernels.MOST_QUERIES
     dtypes = {query.dtype, *(segment.keys.dtype for segment in segments)}
     known = dtypes <= {jnp.dtype(jnp.float32)} or dtypes <= {jnp.dtype(jnp.bfloat16)}
     plain = layout.by_position or len(segments) > 2

@@ -290,7 +290,7 @@ class _Server:
 
 
 class _Taken(StreamingResponse):
-    """What a client must take within so many seconds; then its connection is closed."""
+    """What a client must take within so many seconds; then the rest is not sent, and is freed."""
 
     def __init__(self, content: AsyncIterator[str], seconds: float, **options: Any) -> None:
         super().__init__(content, **options)

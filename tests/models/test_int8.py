@@ -118,7 +118,7 @@ def test_a_number_in_4_bits_is_the_nearest_of_its_group():
 
 def test_numbers_that_had_4_bits_have_them_again():
     rng, half = np.random.default_rng(0), np.float16
-    for count, bound in ((15, 1e-3), (14, 1e-3), (13, np.inf)):  # no file has the last
+    for count, bound in ((15, 1e-3), (14, 1e-3), (13, np.inf)):  # the last is a control
         q = rng.integers(0, count + 1, (3, 32, 40))
         q[:, 0], q[:, 1] = 0, count
         scales, lows = (rng.uniform(0.5, 1.0, (3, 1, 40)).astype(half) for _ in range(2))
