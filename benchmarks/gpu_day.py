@@ -79,13 +79,14 @@ _TINY_SIZES = {
     "train": "--gin.NUM_STEPS=2 --gin.WARMUP_STEPS=1 --gin.TOKENS_PER_BATCH=256 "
     "--gin.MAX_NEW_TOKENS=8",
 }
+_HEAD_FIGURES = ("loss", "acceptance", "tokens_per_call_greedy", "tokens_per_call_sampled")
 _COLUMNS = {
     "kinds": ("side", "speedup", "low", "high", "tokens_per_s", "tokens_per_pass", "same"),
     "loop": ("rows", "max_draft", "temperature", "round_ms", "overhead", "roofline"),
     "models": ("model", "what", "tokens", "ms", "times_one", "read_fraction"),
     "served": ("streams", "served", "ratio", "first_p50", "first_p99", "gap_p50", "gap_p99"),
     "compare": ("setting", "pass_at_1", "speedup", "tokens_per_verifier_call"),
-    "train": ("step", "validation_loss", "tokens_per_call_greedy", "tokens_per_call_sampled"),
+    "train": ("kind", "step", *(f"validation_{x}" for x in _HEAD_FIGURES)),
 }
 _GRACE = 20.0  # seconds in which a process ends
 
@@ -190,7 +191,11 @@ def parts(args: argparse.Namespace) -> list[Part]:
     def add_kinds(name: str, rows: int, temperature: int, head: Path | None = None) -> None:
         verifier, drafter = chats[name]
         by = "" if head is None else head.parent.name.removeprefix(f"train_{name}") + "_head"
-        sizes = {"rows": rows, "temperature": temperature, "each": 1 if tiny else max(1, 4 // rows)}
+        sizes: Any = {
+            "rows": rows,
+            "temperature": temperature,
+            "each": 1 if tiny else max(1, 4 // rows),
+        }
         models = {"verifier": verifier, "drafter": head or drafter}
         add(f"{name}{by}_b{rows}_t{temperature}", "kinds", head, **models, **sizes)
 
@@ -201,8 +206,8 @@ def parts(args: argparse.Namespace) -> list[Part]:
     for name in ("t5_base", "llama3_8b"):
         add(f"round_{name}_graph", "loop", flags=_ONE_GRAPH, pair=_PAIRS[name])
     for rows, prompt in ((2, 16),) if tiny else ((8, 4_096), (1, 16_384)):
-        sizes = {"rows": rows, "prompt": prompt, "longest": prompt + 64}
-        add(f"attention_{rows}x{prompt}", "models", **sizes)
+        name = f"attention_{rows}x{prompt}"
+        add(name, "models", rows=rows, prompt=prompt, longest=prompt + 64)
     for rows, temperature in ((2, 1),) if tiny else ((8, 0), (1, 1), (32, 0)):
         for name in chats:
             add_kinds(name, rows, temperature)
@@ -229,8 +234,8 @@ def table(figures: Mapping[str, Any]) -> str:
         for name, part in figures.items():
             report = part.get("report") if part["kind"] == kind else None
             rows = [] if report is None else report.get("rows") or report.get("best") or [report]
-            # Of kinds of requests only all together.
-            rows = [row for row in rows if row.get("kind", "all") == "all"]
+            if kind == "kinds":  # only all together
+                rows = [row for row in rows if row["kind"] == "all"]
             lines += [[name, *(_cell(row.get(column)) for column in columns)] for row in rows]
         if lines:
             head = [["part", *columns], ["---"] * (1 + len(columns))]
@@ -277,7 +282,7 @@ def _write_tiny(args: argparse.Namespace) -> None:
     answer = {"canonical_solution": "    return 1\n", "entry_point": "one"}
     answer |= {"test": "def check(f):\n    assert f() == 1\n"}
     task = {"text": "Write one.", "code": "one = 1", "test_list": ["assert one == 1"]}
-    files = {
+    files: dict[str, list[dict[str, Any]]] = {
         "human_eval": [{"task_id": f"{i}", "prompt": "def one():\n"} | answer for i in range(2)],
         "mbpp": [{"task_id": i} | task for i in (11, 12, 511, 512, 601, 602, 603)],
     }

@@ -100,7 +100,7 @@ class Forced(Block):
         last = jnp.minimum(self.accepted, block.num_drafted)
         chosen = jnp.arange(1, block.tokens.size + 1) == last
         # Not folded, because x may be NaN: the thresholds are computed as ever.
-        return found._replace(thresholds=chosen + 0.0 * found.thresholds)
+        return found._replace(thresholds=chosen.astype(jnp.float32) + 0.0 * found.thresholds)
 
 
 def random_pair(args: argparse.Namespace) -> tuple[Pair, list[np.ndarray]]:

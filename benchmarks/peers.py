@@ -386,7 +386,8 @@ def load_model(
     torch: Any, transformers: Any, ours: TextModel, eos: list[int], dtype: str = "float32"
 ) -> Any:
     """Loads the same directory or GGUF file, with only the special ids of its settings."""
-    path, options = Path(real_path(ours.name)), {"local_files_only": True}
+    path = Path(real_path(ours.name))
+    options: dict[str, Any] = {"local_files_only": True}
     if path.is_file():
         path, options = path.parent, options | {"gguf_file": path.name}
     config = transformers.AutoConfig.from_pretrained(path, **options)

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import time
+from pathlib import Path
 
 import pytest
 
@@ -50,10 +52,17 @@ def test_what_is_done_is_not_measured_again(run, tmp_path):
 
 
 def test_a_part_ends_in_time_with_all_that_it_started(tmp_path):
-    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'], stdin=-1)"
-    part = Part("slow", "kinds", ["timeit", "-n1", "-r1", child])
-    found = gpu_day.measured(part, tmp_path, 1.5)
-    assert found["status"] == "out of time" and 1.5 <= found["seconds"] < 15
+    text = "import subprocess, time; print(subprocess.Popen(['sleep', '3600']).pid, flush=True)"
+    part = Part("slow", "kinds", ["timeit", "-n1", "-r1", f"{text}; time.sleep(60)"])
+    found = gpu_day.measured(part, tmp_path, 10)
+    assert found["status"] == "out of time" and found["seconds"] >= 10
+    (child,) = found["log"]
+    for _ in range(600):
+        stat = Path(f"/proc/{child}/stat")
+        if not stat.exists() or stat.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("it runs on")
 
 
 def test_the_most_telling_parts_come_first(tmp_path, monkeypatch):
