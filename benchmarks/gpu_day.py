@@ -255,7 +255,7 @@ def _smollm2() -> Path | None:
 
 
 def _has_transformers() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "accelerate"))
 
 
 def _write_prompts(args: argparse.Namespace) -> None:
