@@ -58,7 +58,7 @@ def test_answers_are_shown_and_a_verdict_ends_them(monkeypatch, capsys, uncontai
     both = {"verifier": verifier, "drafter": dataclasses.replace(verifier, params=others)}
     asked = {}
 
-    def load(*, weights, **paths):
+    def load(*, weights, dtype, **paths):
         asked.update(paths, weights=weights)
         return specjax.Pair(**{name: both[name] for name in paths})
 
