@@ -161,7 +161,7 @@ CONVERSIONS = {
     "an encoder": (
         "encoded",
         ("--verifier", "T5"),
-        "reads an encoder's output, or has a mask that is learnt",
+        "reads an encoder's output, has a mask that is learnt, or is a Domino",
     ),
 }
 
