@@ -44,7 +44,8 @@ STORED = {
     jnp.dtype(jnp.int8): "i8",
     jnp.dtype(jnp.uint8): "i8",  # two numbers of 4 bits
 }
-_SIZES = {"float": 4, "i16": 2, "i8": 1}
+_SIZES = {"float": 4, "half": 2, "i16": 2, "i8": 1}
+_SUFFIXES = {"float": "f32", "half": "f16"}  # of functions
 
 
 @functools.cache
@@ -156,20 +157,21 @@ class Kernel(Code):
         """
         raise NotImplementedError
 
+    def load(self, base: str, index: str, width: int, stored: str, mask: str | None) -> str:
+        at, of = self.at(base, index, stored), f"<{width} x {stored}>"
+        if mask is None:
+            return self.let(f"load {of}, ptr {at}, align {_SIZES[stored]}")
+        name = f"v{width}{_SUFFIXES.get(stored, stored)}"
+        return self.let(
+            f"call {of} @llvm.masked.load.{name}.p0(ptr {at}, i32 {_SIZES[stored]}, "
+            f"<{width} x i1> {mask}, {of} zeroinitializer)"
+        )
+
     def floats(
         self, base: str, index: str, width: int, stored: str = "float", mask: str | None = None
     ) -> str:
         vector, whole = f"<{width} x float>", f"<{width} x i32>"
-        of = f"<{width} x {stored}>"
-        at = self.at(base, index, stored)
-        if mask is None:
-            value = self.let(f"load {of}, ptr {at}, align {_SIZES[stored]}")
-        else:
-            name = f"v{width}{stored.replace('float', 'f32')}"
-            value = self.let(
-                f"call {of} @llvm.masked.load.{name}.p0(ptr {at}, i32 {_SIZES[stored]}, "
-                f"<{width} x i1> {mask}, {of} zeroinitializer)"
-            )
+        of, value = f"<{width} x {stored}>", self.load(base, index, width, stored, mask)
         if stored == "float":
             return value
         sign = "sext" if stored == "i8" else "zext"
@@ -453,6 +455,11 @@ class ByRows(_Product):
 class _OfRows(Kernel):
     """A result for each row of `%x`, whose numbers are K floats; a thread takes whole rows."""
 
+    def __init__(self) -> None:
+        super().__init__(jnp.dtype(jnp.float32))
+        self.do(f"%x = {self.data(0)}")
+        self.do(f"%K = {self.size(0, 1)}")
+
     def sizes(self, code: Code) -> tuple[str, str, str, str]:
         rows, depth = code.let(code.size(0, 0)), code.let(code.size(0, 1))
         return "1", rows, "1", code.threads(code.whole("mul", rows, depth), _SHARE)
@@ -460,7 +467,6 @@ class _OfRows(Kernel):
     @contextlib.contextmanager
     def rows(self, words: str) -> Iterator[tuple[str, str]]:
         """Where each row of `%x` begins, and its result of so many words of 4 bytes."""
-        self.do(f"%x = {self.data(0)}")
         with self.loop("%n0", "%n1", 1) as (row, _):
             x = self.at("%x", self.whole("mul", row, "%K"))
             yield x, self.at("%y", self.whole("mul", row, words))
@@ -470,9 +476,8 @@ class Normalised(_OfRows):
     """Rows divided by their root mean square; the squares are added in one order."""
 
     def __init__(self, eps: float) -> None:
-        super().__init__(jnp.dtype(jnp.float32))
+        super().__init__()
         lanes, kind = self.lanes, f"<{self.lanes} x float>"
-        self.do(f"%K = {self.size(0, 1)}")
         with self.rows("%K") as (x, y):
 
             def add(k: str, totals: list[str], mask: str | None) -> None:
@@ -497,14 +502,13 @@ class Normalised(_OfRows):
 class InBytes(_OfRows):
     """Rows in 8 bits: the bytes, then for each `GROUP` a factor, then the sum of its bytes.
 
-    With `halves`, of each 8 bytes those of even places come first.
+    With `evens_first`, of each 8 bytes those of even places come first.
     """
 
-    def __init__(self, halves: bool) -> None:
-        super().__init__(jnp.dtype(jnp.float32))
-        self.do(f"%K = {self.size(0, 1)}")
+    def __init__(self, evens_first: bool) -> None:
+        super().__init__()
         self.do(f"%groups = sdiv i64 %K, {GROUP}")
-        places = (0, 2, 4, 6, 1, 3, 5, 7) if halves else range(8)
+        places = (0, 2, 4, 6, 1, 3, 5, 7) if evens_first else range(8)
         self.order = [at + i for at in (0, 8) for i in places]
         words = self.whole("mul", "%groups", WORDS)
         with self.rows(words) as (x, y), self.loop("0", "%groups", 1) as (group, _):
@@ -546,7 +550,7 @@ class BytesByColumns(_Product):
 
     A lane adds the products of four rows of the matrix at once, as whole numbers, which have no
     order, and at the end of a `GROUP` floats. A tile has the numbers of a group in the order in
-    which they are added, for all rows of x. The sums stay in a core's cache.
+    which they are added, for up to `_SWEEP` rows of x. The sums stay in a core's cache.
     """
 
     functions = _DECLARED
@@ -614,7 +618,7 @@ class BytesByColumns(_Product):
             first, rows = self.first(group, quad), []
             for i in range(4):
                 (place, *_) = self.places(self.whole("add", first, i), n, parts)
-                rows.append(self.some_bytes("%w", place, size, mask))
+                rows.append(self.load("%w", place, size, "i8", mask))
             if parts == 1:
                 both = [self.mixed(rows[i : i + 2], of, range(2 * lanes)) for i in (0, 2)]
                 taken = [i + lanes * row for i in range(lanes) for row in range(4)]
@@ -664,15 +668,6 @@ class BytesByColumns(_Product):
             )
             for start in (0, 8)
         ]
-
-    def some_bytes(self, base: str, place: str, size: int, mask: str | None) -> str:
-        at, of = self.at(base, place, "i8"), f"<{size} x i8>"
-        if mask is None:
-            return self.let(f"load {of}, ptr {at}, align 1")
-        return self.let(
-            f"call {of} @llvm.masked.load.v{size}i8.p0(ptr {at}, i32 1, <{size} x i1> {mask}, "
-            f"{of} zeroinitializer)"
-        )
 
     def quads(self, vectors: list[str]) -> list[list[str]]:
         """Numbers without a sign, by fours of inputs, then vectors of columns."""
@@ -775,15 +770,8 @@ class FourBits(BytesByColumns):
         return list(zip(*both, strict=True))
 
     def half(self, base: str, index: str, mask: str | None) -> str:
-        at, of = self.at(base, index, "half"), f"<{self.lanes} x half>"
-        if mask is None:
-            value = self.let(f"load {of}, ptr {at}, align 2")
-        else:
-            value = self.let(
-                f"call {of} @llvm.masked.load.v{self.lanes}f16.p0(ptr {at}, i32 2, "
-                f"<{self.lanes} x i1> {mask}, {of} zeroinitializer)"
-            )
-        return self.let(f"fpext {of} {value} to <{self.lanes} x float>")
+        value = self.load(base, index, self.lanes, "half", mask)
+        return self.let(f"fpext <{self.lanes} x half> {value} to <{self.lanes} x float>")
 
     def of_group(
         self, end: Any, value: str, so_far: str, total: str, factor: str

@@ -67,8 +67,7 @@ def test_products_are_exact_and_have_one_order(form, contract):
         exact = numbers(weight)
         exact = np.asarray(x, np.float64) @ (exact.T if contract else exact)
         alone = np.concatenate([run(x[i : i + 1], weight) for i in range(40)])
-        is_rounded = "int" in form and shape[0] % 32 == 0
-        bound = product_error() if is_rounded else 1e-6
+        bound = product_error(shape[0]) if "int" in form else 1e-6
         assert np.abs(alone - exact).max() <= bound * np.abs(exact).max(), shape
         many = () if form == "float32" and not contract else (40,)  # those are XLA's
         for rows in (2, 3, 6, 7, 12, 16, *many):

@@ -144,8 +144,8 @@ def test_on_a_mesh_every_device_has_its_part(saved, format):
             where = NamedSharding(mesh, PartitionSpec(*axes))
             assert part.sharding.is_equivalent_to(where, part.ndim)
     found, exact = logits(split.model, split.params), logits(one.model, one.params)
-    # A mesh has no kernels, which may multiply in 16 bits.
-    assert np.abs(found - exact).max() < 5 * product_error() * np.abs(exact).max()
+    # A mesh has no kernels, which may multiply in 8 bits.
+    assert np.abs(found - exact).max() < 5 * product_error(32) * np.abs(exact).max()
 
 
 def test_the_largest_number_of_a_channel_is_127(saved):

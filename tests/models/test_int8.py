@@ -61,9 +61,12 @@ def in_floats(params, dtype=jnp.float32):
 
 
 # 768 rows are read in pieces of 128, 300 of 100; 60 and 131 (a prime) in one.
-def product_error():
-    """The largest error of a product, over the largest number: kernels may multiply in 8 bits."""
-    return 1e-2 if cpu_kernels.has_bytes() else 1e-6
+def product_error(depth):
+    """The largest error of a product, over the largest number.
+
+    Kernels may multiply in 8 bits, if the inputs come in whole groups.
+    """
+    return 1e-2 if cpu_kernels.has_bytes() and depth % 32 == 0 else 1e-6
 
 
 @pytest.mark.parametrize("size", [60, 131, 300, 768, 96])
@@ -75,7 +78,7 @@ def test_products_are_those_of_the_matrix(size, tokens, dtype):
     found = jax.jit(product)(x, weight)
     assert found.dtype == jnp.dtype(dtype) and found.shape == (tokens, 40)
     exact = np.asarray(x, np.float64) @ np.asarray(weight.read(jnp.float32), np.float64)
-    assert error(found, exact) < (product_error() if dtype == "float32" else 2**-7)
+    assert error(found, exact) < (product_error(size) if dtype == "float32" else 2**-7)
 
 
 @pytest.mark.parametrize("size", [60, 131, 300])
@@ -90,8 +93,8 @@ def test_logits_and_rows_are_those_of_the_matrix(size, dtype, kind):
     matrix = np.asarray(weight.read(jnp.float32), np.float64)
     exact = np.asarray(x, np.float64) @ (matrix if contract == 0 else matrix.T)
     assert logits.dtype == jnp.float32
-    assert (
-        error(logits, exact) < product_error()
+    assert error(logits, exact) < product_error(
+        64
     )  # operands of bfloat16 are exact, and so are their products
     index = jnp.asarray([[0, 3], [shape[0] - 1, shape[0] + 9]])
     found = rows(weight, index, jnp.dtype(dtype))
@@ -112,6 +115,11 @@ def test_a_number_in_4_bits_is_the_nearest_of_its_group():
     difference = np.abs(np.asarray(weight.read(jnp.float32)) - matrix)
     assert weight.shape == (96, 40) and (difference <= bound).all()
     assert not difference[32:64, 0].any()
+    # In all no worse than with 15 steps everywhere.
+    lows, steps = groups.min(axis=1, keepdims=True), np.ptp(groups, axis=1, keepdims=True) / 15
+    q = np.round((groups - lows) / np.where(steps == 0, 1, steps))
+    of_15 = np.square(q * steps + lows - groups).sum(axis=1)
+    assert (np.square(difference).reshape(3, 32, 40).sum(axis=1) <= 1.02 * of_15 + 1e-6).all()
     fewer = np.abs(np.asarray(weight.read(jnp.float32))[::-1] - matrix)  # a control
     assert (fewer > bound).any()
 
@@ -137,7 +145,7 @@ def test_every_family_gives_the_logits_of_the_same_numbers_as_arrays(case):
     name, form = case
     t = tiny(name)
     t = t._replace(params=quantise(t.params, form))
-    bound = max(2e-5, 10 * product_error())
+    bound = max(2e-5, 10 * product_error(32))
     assert worst_error(t) < bound
     inputs, lengths = np.array([[3, 4, 5, 6]], np.int32), np.array([4], np.int32)
     outputs = np.array([[0, 7, 8]], np.int32)

@@ -11,7 +11,7 @@ Sources: P-EAGLE (arXiv 2602.01469); the code of `vllm-project/speculators` and 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,6 @@ from specjax.models.heads.head import (
     EMBEDDING,
     LAYERS,
     OUTPUT,
-    Drafted,
     DraftHead,
     Encoded,
     HeadCache,
@@ -138,13 +137,13 @@ class ParallelHead(BlockHead):
         return cache._replace(ring=jnp.zeros((rows, 1, layers.embed_dim), layers.dtype))
 
     # What `pass_` takes after the states, of tokens at these slots of the cache. They see each
-    # other and the `length` entries that `layer` gives, from slot 1 to the first of them.
+    # other and the layers' `entries`, `length` of them, from slot 1 to the first of the tokens.
     def _seeing(
         self,
         slots: Int32[Array, "B T"],
         kept: Bool[Array, "B T"],
         length: int,
-        layer: Callable[[int, Array], LayerMemory | None],
+        entries: Sequence[tuple[Array, Array]] | None,
         encoded: Encoded | None,
     ) -> tuple[Any, ...]:
         queries, last = slots[:, :, None], jnp.max(slots, axis=1, keepdims=True)
@@ -158,19 +157,19 @@ class ParallelHead(BlockHead):
                 seen = seen & (numbers > queries - window)
                 inside = own & (slots[:, None] > queries - window)
             biases.append(seen_bias(inside))
-            pasts.append(layer(i, seen_bias(seen)))
+            pasts.append(None if entries is None else LayerMemory(*entries[i], seen_bias(seen)))
         return slots - 1, biases, pasts, encoder_segment(encoded)
+
+    def _entries(self, cache: HeadCache) -> tuple[int, list[tuple[Array, Array]]]:
+        """The number of a layer's entries, and the layers' keys and values."""
+        entries = cache.entries
+        return entries.max_length(self.layout), [*zip(entries.keys, entries.values, strict=True)]
 
     def _with(self, params: Params, cache: HeadCache, known: Known) -> HeadCache:
         assert cache.ring is not None
         states = self._apply(params, known.states, method="project")
-        entries, slots = cache.entries, known.places + 1
-
-        def layer(i: int, bias: Array) -> LayerMemory:
-            return LayerMemory(entries.keys[i], entries.values[i], bias)
-
-        length = entries.max_length(self.layout)
-        given = self._seeing(slots, known.kept, length, layer, cache.encoded)
+        slots = known.places + 1
+        given = self._seeing(slots, known.kept, *self._entries(cache), cache.encoded)
         embedded = self._embed(params, known.tokens)
         _, pairs = self._apply(params, embedded, states, *given, method="pass_")
         newest = known.kept & ~jnp.pad(known.kept[:, 1:], ((0, 0), (0, 1)))
@@ -190,13 +189,7 @@ class ParallelHead(BlockHead):
         count: int,
     ) -> BlockOutputs:
         assert cache.ring is not None
-        entries = cache.entries
-
-        def layer(i: int, bias: Array) -> LayerMemory:
-            return LayerMemory(entries.keys[i], entries.values[i], bias)
-
-        length = entries.max_length(self.layout)
-        given = tokens, cache.ring, positions, count, length, layer, cache.encoded
+        given = tokens, cache.ring, positions, count, *self._entries(cache), cache.encoded
         states = self._after(params, *given)
         none = jnp.zeros((tokens.size, count + 1, 0), states.dtype)
         return BlockOutputs(positions, states, self._logits(params, states), none)
@@ -209,14 +202,14 @@ class ParallelHead(BlockHead):
         starts: Int32[Array, " B"],
         count: int,
         length: int,
-        layer: Callable[[int, Array], LayerMemory],
+        entries: Sequence[tuple[Array, Array]],
         encoded: Encoded | None,
     ) -> Float[Array, "B _ E"]:
         """The states of a block's first `count` slots; see `_seeing`."""
         masks = jnp.full((tokens.size, count - 1), self.config.mask_token, jnp.int32)
         embedded = self._embed(params, jnp.concatenate([tokens[:, None], masks], axis=1))
         slots = places_from(starts, count)
-        given = self._seeing(slots, jnp.ones_like(slots, bool), length, layer, encoded)
+        given = self._seeing(slots, jnp.ones_like(slots, bool), length, entries, encoded)
         return self._apply(params, embedded, state, *given, method="block")
 
     def _states_along(
@@ -227,31 +220,17 @@ class ParallelHead(BlockHead):
         # The state before each token, of which the first has none.
         before = jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0)))
         slots = places_from(jnp.zeros(rows, jnp.int32), length)
-        given = self._seeing(slots, slots > 0, 0, lambda i, bias: None, text.encoded)
+        given = self._seeing(slots, slots > 0, 0, None, text.encoded)
         embedded = self._embed(params, text.tokens)
         _, pairs = self._apply(params, embedded, before, *given, method="pass_")
 
         def block(anchors: Int32[Array, " B"]) -> Float[Array, "B _ E"]:
-            def layer(i: int, bias: Array) -> LayerMemory:
-                keys, values = pairs[i]
-                return LayerMemory(keys, values, bias)
-
             tokens = pick(text.tokens, anchors)[:, 0]
-            given = tokens, pick(before, anchors), anchors, count, length, layer, text.encoded
+            given = tokens, pick(before, anchors), anchors, count, length, pairs, text.encoded
             return self._after(params, *given)
 
         blocks = jax.vmap(block, in_axes=1, out_axes=1)(anchors)
         return jnp.moveaxis(blocks, 2, 0), jnp.zeros(())
-
-    def _said(
-        self,
-        params: Params,
-        draft: Int32[Array, ""],
-        states: Float[Array, "B A E"],
-        tokens: Int32[Array, "B A"],
-        memory: Array,
-    ) -> tuple[Drafted, Array]:
-        return DraftHead._said(self, params, draft, states, tokens, memory)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
