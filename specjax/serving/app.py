@@ -177,7 +177,8 @@ class _Server:
     async def _in_time(self, awaited: Awaitable[Any], seconds: float | None) -> Any:
         """Waits for what a request may take so many seconds for; None: as long as it takes."""
         try:
-            return await asyncio.wait_for(awaited, seconds)
+            async with asyncio.timeout(seconds):
+                return await awaited
         except TimeoutError:
             most = self._limits.seconds
             raise RefusedError(f"it took more than {most:g} seconds", status=504) from None
@@ -232,7 +233,7 @@ class _Server:
         left, emitted = len(jobs), [0] * len(jobs)
         try:
             while left:
-                # Not `asyncio.timeout`: a stream goes on in another task.
+                # A limit of each event: a stream goes on in another task.
                 rest = start + self._limits.seconds - time.perf_counter()
                 # A warm-up takes as long as it takes.
                 wait = None if request is None else rest
