@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+import pytest
 from jax.sharding import Mesh
 
 from specjax import Engine, Pair, TextModel, testing
@@ -133,3 +134,12 @@ def write_bench_inputs(directory: Path, count: int = 4) -> list[str]:
     prompts.write_text("\n".join(sentences(count, seed=1)) + "\n", encoding="utf-8")
     named = [f"--{name}={path}" for name, path in write_pair(directory / "models").items()]
     return [*named, f"--inputs={prompts}"]
+
+
+def quick_bench(directory: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """The words for four prompts, with a pair whose programs compile quickly."""
+    pair = Pair(tabular(1), tabular(2))
+    patch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
+    prompts = directory / "prompts.txt"
+    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
+    return [f"--inputs={prompts}", "--max-new=6"]
