@@ -130,7 +130,6 @@ class _Bench:
 
     @property
     def alone(self) -> Setting:
-        """The verifier alone."""
         return Setting(method=VERIFIER_ALONE, temperature=self.temperature)
 
     def decoder(self, setting: Setting) -> Decoder:
@@ -165,7 +164,6 @@ class _Bench:
     def _measure(
         self, wanted: Sequence[Setting], prompts: Sequence[np.ndarray]
     ) -> dict[Setting, Decoded]:
-        """Decodes each prompt with each setting in turns."""
         sides = {}
         for one in wanted:
             print(f"preparing: {one.described()} ...", flush=True)

@@ -87,7 +87,6 @@ class Instruction:
 
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
-        """The names of its operands."""
         return tuple(re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0]))
 
     @functools.cached_property
@@ -148,7 +147,6 @@ class Program:
     entry: str
 
     def instructions(self, name: str) -> tuple[Instruction, ...]:
-        """The instructions of a computation."""
         return self.computations.get(name, ())
 
     def trips(self, loop: Instruction) -> int | None:

@@ -270,7 +270,6 @@ def _measure(
 def _turns(
     calls: Mapping[Any, Generate], prompts: Sequence[int], repeats: int
 ) -> tuple[dict[Any, list[float]], dict[Any, list[np.ndarray]]]:
-    """Decodes all prompts with every call, some prompts per turn."""
     parts = [prompts[i : i + _TURN] for i in range(0, len(prompts), _TURN)]
 
     def side(generate: Generate) -> Callable[[Sequence[int]], tuple[float, list[np.ndarray]]]:

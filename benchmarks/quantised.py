@@ -149,7 +149,6 @@ def _equal(ours: list[str], theirs: list[str]) -> float:
 
 
 def _decodes(decoder: Decoder, inputs: list[str], rows: int) -> Callable[[], Any]:
-    """Decodes some batches."""
     few = inputs[: max(8, 2 * rows)]
     return lambda: np.asarray([len(x) for x in decoder(few).tokens])
 

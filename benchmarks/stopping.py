@@ -97,7 +97,6 @@ class Runs:
 
     @property
     def per_token(self) -> Sums:
-        """Seconds per emitted token."""
         return ratio(self.seconds, self.emitted)
 
 

@@ -262,7 +262,6 @@ def tree_rates(
 
 
 def _draws_of(tree: Tree, rule: Rule, draws: int) -> int:
-    """The draws that a tree needs, at most `draws`."""
     drawn = tree.children == "without" or not isinstance(rule, Lossless)
     return draws if drawn else 1
 

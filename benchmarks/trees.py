@@ -265,7 +265,6 @@ def _equal(given: _Texts, rates: Mapping[str, np.ndarray]) -> list[dict[str, Any
 def _fastest(
     given: _Texts, rates: Mapping[str, np.ndarray], machine: str, times: PassTimes
 ) -> list[dict[str, Any]]:
-    """The fastest chain and trees by the times of a machine."""
     clock, most = _Clock(times), max(given.args.drafted)
     chains = [given.chain(length) for length in range(1, most + 1)]
     best = min(given.expect(chains, apart=True), key=clock.per_token).expected.setting
@@ -290,7 +289,6 @@ def _lines(
     estimates: Sequence[TreeEstimate],
     clock: _Clock | None,
 ) -> list[dict[str, Any]]:
-    """Lines of the table."""
     rows = []
     for (kind, setting, tree), one in zip(settings, estimates, strict=True):
         seconds = None if clock is None else clock.per_token(one)
@@ -349,7 +347,6 @@ def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassT
 
 
 def _timed_models(given: _Texts) -> dict[str, TextModel]:
-    """The models that are timed here."""
     models = dict(given.models)
     if given.args.grown:
         models[VERIFIER] = command.grown(models[VERIFIER])

@@ -194,7 +194,6 @@ def _greedy(sampling: Sampling) -> Array:
 
 
 def _process(sampling: Sampling, states: Any, logits: Array) -> Array:
-    """The logits changed by all processors, in these states."""
     assert sampling.processors is not None and sampling.processing is not None
     every = list(zip(sampling.processors, sampling.processing.params, states, strict=True))
     logits = logits.astype(jnp.float32)
@@ -226,7 +225,6 @@ def _changed(processor: Any, params: Any, state: Any, logits: Array) -> Array:
 
 
 def _after(sampling: Sampling, states: Any, tokens: Array) -> Any:
-    """The states after one more token of each row."""
     assert sampling.processors is not None and sampling.processing is not None
     every = zip(sampling.processors, sampling.processing.params, states, strict=True)
     return tuple(processor.advance(params, state, tokens) for processor, params, state in every)
@@ -235,7 +233,6 @@ def _after(sampling: Sampling, states: Any, tokens: Array) -> Any:
 def _process_along(
     sampling: Sampling, logits: Array, tokens: Array, parents: Array | None
 ) -> tuple[Array, Sampling]:
-    """The logits after each node, processed, and their sampling."""
     assert sampling.processing is not None
     columns, first = jnp.swapaxes(logits, 0, 1), sampling.processing.state
     if parents is None:

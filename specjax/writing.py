@@ -344,7 +344,6 @@ def remove_proven(directory: Path, *, owner: Mapping[str, Any]) -> None:
 
 
 def _read_checksums(directory: Path) -> tuple[dict[str, str], Any]:
-    """The checksums of the files of a directory, and their owner."""
     try:
         values = json.loads(read_regular(directory / CHECKSUMS_NAME))
         sums = {str(name): str(expected) for name, expected in values["files"].items()}

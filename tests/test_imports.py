@@ -62,7 +62,6 @@ def _imports(path):
 
 
 def broken_borders(modules):
-    """All imports that cross a border."""
     for path, part in modules:
         for name in _imports(path):
             first, *rest = name.split(".")

@@ -40,7 +40,6 @@ def interrupt_after(seconds):
 
 
 def interrupts(delays, call):
-    """The number of calls that were interrupted."""
     count = 0
     for delay in delays:
         try:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+import pytest
 from jax.sharding import Mesh
 
 from specjax import Engine, Pair, TextModel, testing
@@ -33,13 +34,9 @@ SIZES = {
 
 def chat_model(seed: int = 0) -> TextModel:
     """Returns a tiny Llama of bytes with a chat template."""
-    config = LlamaConfig(
-        vocab_size=259, embed_dim=16, num_heads=2, head_dim=8, mlp_dim=24, num_layers=1,
-        num_kv_heads=2,
-    )  # fmt: skip
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = "{% for m in messages %}Q: {{ m.content }}\nA:{% endfor %}"
-    model = model_from_config(config)
+    model = model_from_config(LlamaConfig.of(259, 16, 2, 2, 8, 24, 1))
     return TextModel(model, random_params(model, seed), tokenizer)
 
 
@@ -117,9 +114,7 @@ def finished_rows(engine: Engine) -> dict[tuple[int, int], Row]:
 
 def llama(layers: int, words: Tokenizer, mesh: Mesh | None = None) -> TextModel:
     """A small random Llama; the number of layers is the seed, too."""
-    sizes = {"embed_dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 24}
-    config = LlamaConfig(vocab_size=words.vocab_size, num_layers=layers, **sizes)
-    model = model_from_config(config)
+    model = model_from_config(LlamaConfig.of(words.vocab_size, 16, 4, 2, 8, 24, layers))
     params = random_params(model, layers)
     if mesh is not None:
         where = Partitioner(mesh)
@@ -133,9 +128,18 @@ def llamas(mesh: Mesh | None = None) -> Pair:
     return Pair(*(llama(layers, words, mesh) for layers in (1, 2)))
 
 
-def write_bench_inputs(directory: Path) -> list[str]:
-    """Writes a pair and four prompts; returns the options of a benchmark that name them."""
+def write_bench_inputs(directory: Path, count: int = 4) -> list[str]:
+    """Writes a pair and some prompts; returns the options of a benchmark that name them."""
     prompts = directory / "prompts.txt"
-    prompts.write_text("\n".join(sentences(4, seed=1)) + "\n", encoding="utf-8")
+    prompts.write_text("\n".join(sentences(count, seed=1)) + "\n", encoding="utf-8")
     named = [f"--{name}={path}" for name, path in write_pair(directory / "models").items()]
     return [*named, f"--inputs={prompts}"]
+
+
+def quick_bench(directory: Path, patch: pytest.MonkeyPatch) -> list[str]:
+    """The words for four prompts, with a pair whose programs compile quickly."""
+    pair = Pair(tabular(1), tabular(2))
+    patch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
+    prompts = directory / "prompts.txt"
+    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
+    return [f"--inputs={prompts}", "--max-new=6"]

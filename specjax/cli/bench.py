@@ -372,7 +372,6 @@ def _verdict(sides: dict[int, Side], costs: dict[int, RoundCost], where: str) ->
 
 
 def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:
-    """The times of passes, in milliseconds."""
     table = times.tables["verifier", "drafter"]
     return {
         "rows": times.rows,

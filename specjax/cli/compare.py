@@ -205,7 +205,6 @@ def _next(results: dict[str, Any]) -> str:
 
 
 def _limits_table(results: dict[str, Any]) -> str:
-    """The measured settings with what is limited."""
     from specjax.cli.report import Report
     from specjax.runs.evaluation import shown
 

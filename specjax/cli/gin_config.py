@@ -479,12 +479,12 @@ class _Walk:
         return f"{text}: write @{meant[1]}()" if meant and meant[1] in _configurables else text
 
 
-def value_of(parameter: str, default: Any = None) -> Any:
-    """Returns the value bound to a parameter, `default` if nothing is bound."""
+def value_of(parameter: str) -> Any:
+    """Returns the value bound to a parameter; None if nothing is bound."""
     try:
         value = gin.query_parameter(parameter)
     except ValueError:
-        return default
+        return None
     if isinstance(value, ConfigurableReference) and value.evaluate:
         return value.scoped_configurable_fn()
     return value

@@ -241,7 +241,6 @@ def _command(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
-    """Parses the arguments of a command into `args`."""
     if not name:
         raise UserError(f"give a command: {', '.join(COMMANDS)}; see specjax --help")
     if name not in COMMANDS and not name.startswith("-"):

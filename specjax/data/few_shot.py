@@ -48,8 +48,6 @@ class Template:
         return tuple(dict.fromkeys(re.split(r"[.|]", name)[0] for name in names))
 
     def fill(self, record: Mapping[str, Any], where: str) -> str:
-        """Fills in the record's values."""
-
         def put(match: re.Match[str]) -> str:
             if match[1] is None:
                 return match[0][0]
@@ -128,7 +126,6 @@ class FewShot:
         return self.prompts(records)
 
     def prompts(self, records: Sequence[SourceRecord]) -> list[Example]:
-        """Makes the prompts of records."""
         prompt, answer = self._templates
         solved = [prompt.fill(x, where) + answer.fill(x, where) for where, x in self.drawn]
         examples = []

@@ -829,8 +829,6 @@ def _order(method: Method, structure: Any, kinds: tuple[Any, ...]) -> tuple[int,
 
 
 def _row(rows: int, caches: Any, row: Array) -> Any:
-    """`rows` copies of a row."""
-
     def take(leaf: Array) -> Array:
         return jnp.repeat(jax.lax.dynamic_slice_in_dim(leaf, row, 1), rows, axis=0)
 

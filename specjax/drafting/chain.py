@@ -88,8 +88,6 @@ class ChainState(NamedTuple):
 
 
 class _DraftLoop(NamedTuple):
-    """The state of the draft loop."""
-
     step: Array
     block: DraftBlock
     cache: Cache

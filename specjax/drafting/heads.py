@@ -81,7 +81,6 @@ class _ReadsVerifier(ModelDrafter):
         )
 
     def _catch_up(self, params: Params, state: ChainState, inputs: DraftInputs) -> ChainState:
-        """The state before a draft."""
         cache = self.model.catch_up(params.model, state.cache, state.positions)
         return state._replace(cache=cache, history=state.history._replace(read=state.positions))
 

@@ -790,7 +790,6 @@ def _needed(part: _Part) -> Array:
 
 
 def _join(tree: _Part, part: _Part) -> _Part:
-    """A row's tree with one more part."""
     size, longest = part.tokens.size, tree.tokens.size
     numbers = jnp.arange(1, longest + 1, dtype=jnp.int32)
     fixed, needed = part.laws == ChildLaw.TOP, _needed(part)

@@ -323,7 +323,6 @@ class ModelConfig(abc.ABC):
 
     @property
     def encoder_config(self) -> "ModelConfig":
-        """The sizes of the encoder."""
         return self
 
     def replace(self, **changes: Any) -> "ModelConfig":

@@ -124,7 +124,6 @@ def read_predictions(
 
 
 def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The rows of each sample, in order."""
     ordered = sorted(records, key=rows_lib.key_of)
     samples = 1 + max(rows_lib.key_of(record)[1] for record in records)
     for place in range(len(ordered) + -len(ordered) % samples):
@@ -315,7 +314,6 @@ class Scoring(NamedTuple):
     answer: Callable[[str], str] | None = None
 
     def figure(self, outputs: Sequence[str]) -> Sums:
-        """Returns the metric of outputs."""
         texts = outputs if self.answer is None else list(map(self.answer, outputs))
         return figure(self.metric, texts, self.references)
 

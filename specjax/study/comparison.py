@@ -311,7 +311,6 @@ def _bench(
     prompts: Prompting,
     one_bucket: bool,
 ) -> Bench:
-    """The bench with the tokens of all texts."""
     decoder = Decoder(models, Setting(method=VERIFIER_ALONE), batch_size=1, **options)
     tokens = [
         tokens_of(decoder, x.inputs, f"text {x.id}", chat=prompts.chat, truncate=prompts.truncate)

@@ -359,7 +359,6 @@ class _Reader:
         self._prefix = prefix if len(prefix) else None
 
     def _arguments(self, places: Sequence[int], seed: int) -> dict[str, Any]:
-        """The arguments of a call for the texts at these places."""
         return {
             "prompts": [self._bench.prompts[i] for i in places],
             # Row ids are places in the file, so that a part of the texts has the same outputs.

@@ -110,7 +110,6 @@ def _is_placed(estimate: Expected) -> bool:
 
 
 def _panels(temperatures: Sequence[float], xlabel: str, ylabel: str) -> Any:
-    """A figure with an axis for each temperature."""
     figures: Any = require("matplotlib.figure", "eval")
     drawn = figures.Figure(figsize=(5.2 * len(temperatures) + 2.6, 4.6), layout="constrained")
     axes = drawn.subplots(1, len(temperatures), squeeze=False)[0]

@@ -27,7 +27,6 @@ class Texts(NamedTuple):
     problems: Sequence[Problem] | None = None
 
     def part(self, start: int, stop: int) -> "Texts":
-        """Returns the texts `start .. stop`."""
         return self.in_order(range(start, min(stop, len(self.examples))))
 
     def in_order(self, order: Sequence[int]) -> "Texts":

@@ -851,7 +851,6 @@ class _Call(NamedTuple):
 
 
 def _setting_of(setting: Any, given: dict[str, Any]) -> Setting:
-    """The setting, or that of the short form."""
     if setting is not None:
         if not isinstance(setting, Setting):
             raise UserError(f"setting must be Setting(...), got {short_repr(setting)}")

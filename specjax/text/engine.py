@@ -597,7 +597,6 @@ class Engine:
         return next(width for width in self._widths if width >= longest)
 
     def _shapes(self, length: int) -> Any:
-        """The shapes of the state after prompts of this length."""
         copies = self._limits.num_samples
         batch = self._batch([], self._rows // copies, 1)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), batch)

@@ -300,7 +300,6 @@ class Setting:
         return make_part(name, getattr(self, name))
 
     def _named_drafters(self) -> tuple[str, ...]:
-        """The models that draft, by the names in `drafting`."""
         if self.method == VERIFIER_ALONE:
             return ()
         return self.drafts.model_names

@@ -343,7 +343,6 @@ def _adds(name: str, header: Header) -> bool:
 
 
 def _tokens(header: Header) -> tuple[list[str], list[int]]:
-    """The texts of tokens, and their types."""
     tokens, key = header.read("tokenizer.ggml.tokens", _TEXTS, []), "tokenizer.ggml.token_type"
     kinds = header.read(key, _WHOLES, np.full(len(tokens), _NORMAL)).tolist()
     if len(kinds) != len(tokens) or not set(kinds) <= set(range(_NORMAL, _BYTE + 1)):
@@ -368,7 +367,6 @@ def _vocabulary(header: Header) -> dict[str, Any]:
 
 
 def _config(header: Header) -> dict[str, Any]:
-    """The fields of `config.json`."""
     if header.read("general.type", _WORDS, "model") != "model":
         raise header.wrong("general.type", "'model'")
     architecture = header.read("general.architecture", _WORDS)

@@ -226,7 +226,6 @@ def _read_chunk(
 
 
 def _of(probs: Array, tokens: Array) -> Array:
-    """The probabilities of the tokens."""
     return jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
 
 

@@ -488,8 +488,6 @@ class Teaching:
         return store_pairs(self._run, "teacher", draw)
 
     def _validation(self, text: str) -> KnownTexts:
-        """The validation inputs with the teacher's texts."""
-
         def write() -> TokenPairs:
             inputs, limits, places = with_room(self._pairs["validation"], self._room)
             if not inputs:

@@ -329,7 +329,6 @@ def _train(
     evaluate: Callable[[Params], Mapping[str, float]] | None,
     mesh: jax.sharding.Mesh | None,
 ) -> TrainResult:
-    """Trains up to `num_steps` and returns the best checkpoint."""
     # Where parameters are evaluated.
     place: Any = config.devices()[0]
     if mesh is None:

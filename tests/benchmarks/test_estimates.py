@@ -6,16 +6,12 @@ import pytest
 
 from benchmarks import estimates
 from benchmarks.estimates import main
-from tests.tiny_pair import sentences, write_pair
+from tests.tiny_pair import write_bench_inputs
 
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("screening")
-    prompts = directory / "prompts.txt"
-    prompts.write_text("\n".join(sentences(80, seed=1)) + "\n", encoding="utf-8")
-    named = [f"--{name}={path}" for name, path in write_pair(directory / "models").items()]
-    return [*named, f"--inputs={prompts}", "--max-new=12"]
+    return [*write_bench_inputs(tmp_path_factory.mktemp("screening"), 80), "--max-new=12"]
 
 
 @pytest.mark.exhaustive

@@ -22,15 +22,7 @@ from specjax.models.llama_variants import GptOssConfig, MixtralConfig
 from specjax.models.rope_scaling import YarnRopeScaling
 from specjax.tokenizers.model_files import SpecialIds, write_json
 
-SMALL = LlamaConfig(
-    vocab_size=32000,
-    embed_dim=1024,
-    num_heads=16,
-    num_kv_heads=16,
-    head_dim=64,
-    mlp_dim=2816,
-    num_layers=11,
-)
+SMALL = LlamaConfig.of(32000, 1024, 16, 16, 64, 2816, 11)
 # With experts, which are 92 % of it.
 SPARSE = MixtralConfig.of(32000, 1024, 16, 16, 64, 512, 17, num_experts=32, num_experts_per_tok=4)
 # 91 % of it are experts in MXFP4, a fourth of their floats.

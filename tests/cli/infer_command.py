@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+
 from tests import tiny_pair
 
 CONFIGS = Path(__file__).parents[2] / "gin_configs"
@@ -34,3 +36,14 @@ def write(directory, texts, name="input.txt"):
 
 def rows(output):
     return [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]
+
+
+def write_cut(output, directory, seed):
+    """Writes a run that was cut: rows in any order, as they finish, and the last of them torn."""
+    rng = np.random.default_rng(seed)
+    whole = (output / "predictions.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    written = b"".join(lines[i] for i in rng.permutation(len(lines)))
+    (directory / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
+    (directory / "predictions.jsonl").write_bytes(written[: rng.integers(len(written))])
+    return whole

@@ -47,12 +47,8 @@ def test_speedup_and_its_ideal():
 @pytest.fixture
 def arguments(tmp_path, monkeypatch):
     """Of a pair whose programs compile quickly."""
-    pair = specjax.Pair(tiny_pair.tabular(1), tiny_pair.tabular(2))
-    monkeypatch.setattr("specjax.cli.bench.load_pair", lambda **_: pair)
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("ba\nde\nki\nlo\n", encoding="utf-8")
-    sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--max-new=6", "--repeats=1"]
-    return ["bench", f"--inputs={prompts}", *sizes]
+    sizes = ["--rows=2", "--drafts=2", "--temperatures=0", "--repeats=1"]
+    return ["bench", *tiny_pair.quick_bench(tmp_path, monkeypatch), *sizes]
 
 
 def test_figures_fit_together(arguments, capsys, monkeypatch):

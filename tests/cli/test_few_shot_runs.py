@@ -51,11 +51,7 @@ SUMS = [
 def paths(tmp_path_factory):
     directory = tmp_path_factory.mktemp("llamas")
     for seed, (name, (width, layers)) in enumerate(SIZES.items()):
-        config = LlamaConfig(
-            vocab_size=259, embed_dim=width, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=32,
-            num_layers=layers,
-        )  # fmt: skip
-        model = model_from_config(config)
+        model = model_from_config(LlamaConfig.of(259, width, 2, 1, 8, 32, layers))
         save_model(directory / name, model, random_params(model, seed), format="hf")
         words = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}
         (directory / name / "tokenizer_config.json").write_text(json.dumps(words))

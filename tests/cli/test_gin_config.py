@@ -186,6 +186,13 @@ def test_a_class_that_is_misspelt_is_told_with_the_near_one(files):
         gin_config.configure(["runs/infer.gin"], [*bindings, "VERIFICATION=@Zzz()"])
 
 
+def read(file):
+    text = (CONFIGS / file).read_text()
+    yield text
+    for included in re.findall(r"^include '(.*)'", text, re.M):
+        yield from read(included)
+
+
 SHIPPED = [["runs/infer.gin", f"prompts/{f.name}"] for f in (CONFIGS / "prompts").glob("*.gin")]
 PAPERS = [str(f.relative_to(CONFIGS)) for f in CONFIGS.glob("papers/*/*.gin")]
 SHIPPED += [
@@ -194,20 +201,13 @@ SHIPPED += [
 ]
 for file in (CONFIGS / "pairs").glob("*.gin"):
     # Recipes of the built-in pairs; and published pairs to decode with.
-    before = [] if "runs/train" in file.read_text() else ["runs/infer.gin"]
+    before = [] if "runs/train" in "".join(read(file)) else ["runs/infer.gin"]
     SHIPPED.append([*before, f"pairs/{file.name}"])
 SHIPPED += [["runs/train.gin", f"tasks/{f.name}"] for f in (CONFIGS / "tasks").glob("*.gin")]
 SHIPPED += [
     ["runs/compare.gin", f"comparisons/{file.name}"]
     for file in (CONFIGS / "comparisons").glob("*.gin")
 ]
-
-
-def read(file):
-    text = (CONFIGS / file).read_text()
-    yield text
-    for included in re.findall(r"^include '(.*)'", text, re.M):
-        yield from read(included)
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=" ".join)

@@ -16,7 +16,7 @@ from specjax.text import setting
 from specjax.text.passes import costs_file
 from specjax.types import Sampling
 from tests import tiny_pair
-from tests.cli.infer_command import TEXTS, arguments, rows, write
+from tests.cli.infer_command import TEXTS, arguments, rows, write, write_cut
 from tests.variants import variants
 
 
@@ -58,13 +58,7 @@ def test_a_verifier_without_a_drafter_decodes_alone(paths, done, tmp_path, capsy
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, done, tmp_path, seed):
     source, output = done
-    rng = np.random.default_rng(seed)
-    whole = (output / "predictions.jsonl").read_bytes()
-    lines = whole.splitlines(keepends=True)
-    # Rows are appended as they finish: any order, and the last of them torn.
-    written = b"".join(lines[i] for i in rng.permutation(len(lines)))
-    (tmp_path / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
-    (tmp_path / "predictions.jsonl").write_bytes(written[: rng.integers(len(written))])
+    whole = write_cut(output, tmp_path, seed)
     for name in ("predictions.jsonl", "metrics.json"):  # killed while it wrote these
         (tmp_path / f".{name}.unfinished").write_bytes(b"half")
     assert main(arguments(paths, source, tmp_path)) == 0

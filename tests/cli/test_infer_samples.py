@@ -3,14 +3,13 @@
 import itertools
 import json
 
-import numpy as np
 import pytest
 
 import specjax
 from specjax.cli.main import main
 from specjax.types import Sampling
 from tests import tiny_pair
-from tests.cli.infer_command import TEXTS, arguments, rows, write
+from tests.cli.infer_command import TEXTS, arguments, rows, write, write_cut
 
 LONG = " ".join(tiny_pair.sentences(9, seed=1))
 KEYS = list(itertools.product(range(len(TEXTS) + 1), range(3)))
@@ -42,12 +41,7 @@ def test_lines_are_the_decoders_rows(paths, sampled):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_cut_anywhere_is_completed_to_the_same_bytes(paths, sampled, tmp_path, seed):
     source, output = sampled
-    rng = np.random.default_rng(seed)
-    whole = (output / "predictions.jsonl").read_bytes()
-    lines = whole.splitlines(keepends=True)
-    written = b"".join(lines[i] for i in rng.permutation(len(lines)))
-    (tmp_path / "infer_config.json").write_bytes((output / "infer_config.json").read_bytes())
-    (tmp_path / "predictions.jsonl").write_bytes(written[: rng.integers(len(written))])
+    whole = write_cut(output, tmp_path, seed)
     assert main(arguments(paths, source, tmp_path, NUM_SAMPLES=3)) == 0
     assert (tmp_path / "predictions.jsonl").read_bytes() == whole
 

@@ -97,9 +97,7 @@ def test_arrays_are_not_read(paths, tmp_path, capsys, monkeypatch):
 
     loaded = load_model(paths["drafter"])
     save_model(tmp_path / "m", loaded.model, loaded.params, tokenizer_from=paths["drafter"])
-    config = LlamaConfig(
-        vocab_size=24, embed_dim=8, num_heads=2, num_kv_heads=2, head_dim=4, mlp_dim=8, num_layers=1
-    )
+    config = LlamaConfig.of(24, 8, 2, 2, 4, 8, 1)
     params = random_params(model_from_config(config))
     save_model(tmp_path / "hf", config, params, format="hf", tokenizer_from=paths["drafter"])
     for method in ("arrays", "read"):

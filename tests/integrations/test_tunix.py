@@ -409,11 +409,7 @@ def test_meshes(theirs, ours):
 
 
 def test_a_small_model_drafts(tmp_path):
-    config = LlamaConfig(
-        vocab_size=VOCAB, embed_dim=16, num_heads=2, num_kv_heads=2, head_dim=8, mlp_dim=16,
-        num_layers=1,
-    )  # fmt: skip
-    small = model_from_config(config)
+    small = model_from_config(LlamaConfig.of(VOCAB, 16, 2, 2, 8, 16, 1))
     save_model(tmp_path / "small", small, random_params(small), format="hf")
     ours = engine(make_actor("llama3"), drafter=tmp_path / "small")
     output = ours.generate(PROMPTS, CONFIG)

@@ -42,7 +42,6 @@ def bench(how=None):
 
 
 def record_of(output, setting):
-    """The file of a setting's record."""
     return read_points(output).store.path((setting.key, "texts"))
 
 

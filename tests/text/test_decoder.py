@@ -43,7 +43,6 @@ def same(one, other):
 
 
 def pick(result, order):
-    """The rows of a result in another order."""
     return specjax.Result(tuple(result[i] for i in order))
 
 

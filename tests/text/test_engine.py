@@ -48,7 +48,6 @@ def _check(finished, expected):
 
 
 def _steps(engine, streams):
-    """The finished rows of a step."""
     if not streams:
         return engine.step()
     return [added.row for added in engine.stream_step(every=2) if added.row is not None]

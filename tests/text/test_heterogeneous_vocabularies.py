@@ -182,10 +182,7 @@ def test_a_mesh_gives_the_same_texts(tmp_path, capsys):
     words = {"drafter": tmp_path / "bytes", "verifier": tiny_pair.shared_pair()["verifier"]}
     paths = {}
     for name, vocab, layers in (("drafter", 264, 1), ("verifier", 24, 4)):
-        config = LlamaConfig(
-            vocab_size=vocab, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=32,
-            num_layers=layers,
-        )  # fmt: skip
+        config = LlamaConfig.of(vocab, 16, 4, 2, 8, 32, layers)
         paths[name] = save_model(
             tmp_path / name, config, random_params(model_from_config(config)),
             tokenizer_from=words[name], special_ids=SpecialIds(eos=(1,), pad=0),

@@ -220,8 +220,6 @@ def test_odd_arguments_are_refused_or_read_again_as_they_were_written(name):
 
 @traced_dataclass
 class Halfway(rules.Deferral):
-    """A rule of a user."""
-
     strength: float
 
     reads_verifier_confidence: ClassVar[bool] = False

@@ -26,7 +26,6 @@ def pair():
 
 
 def matrices(model):
-    """The dtypes of its matrices."""
     kernels = jax.tree.leaves(model.params["decoder"]["layers_0"]["mlp"]["wo"])
     return {x.dtype.name for x in kernels if x.ndim == 2}
 

@@ -16,10 +16,7 @@ from tests.training.toy import CONFIG, EOS, LLAMA
 from tests.variants import variants
 
 PLAIN = CONFIG.replace(dropout_rate=0.0)
-GEMMA = Gemma2Config(
-    vocab_size=12, embed_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=16,
-    num_layers=2, sliding_window=4,
-)  # fmt: skip
+GEMMA = Gemma2Config.of(12, 16, 2, 1, 8, 16, 2, sliding_window=4)
 TASK = TextTask(model=PLAIN)
 PARAMS = TASK.init(jax.random.key(0))
 TEACHER_PARAMS = TASK.init(jax.random.key(1))

@@ -29,9 +29,7 @@ CONFIG = T5Config(
     num_decoder_layers=1,
     dropout_rate=0.1,
 )
-LLAMA = LlamaConfig(
-    vocab_size=12, embed_dim=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=32, num_layers=1
-)
+LLAMA = LlamaConfig.of(12, 32, 2, 1, 16, 32, 1)
 OPTIMIZER = AdamW(learning_rate=0.05, warmup_steps=30, relative=True)
 OBJECTIVE = Objective(label_smoothing=0.0)
 BATCHING = Batching(tokens_per_batch=256, bucket_lengths=(8,))

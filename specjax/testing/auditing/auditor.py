@@ -219,7 +219,6 @@ def _is_biased(row: SheetRow, tolerance: float) -> bool:
 
 
 def _wrong(rows: Sequence[SheetRow], tolerance: float) -> tuple[Verdict, str] | None:
-    """The verdict of a verifier that a row shows to be wrong."""
     if bad := [row for row in rows if row.problem]:
         return Verdict.INVALID, f"case {bad[0].case!r}: {bad[0].problem}"
     if coupled := [row for row in rows if row.coupled]:
@@ -250,7 +249,6 @@ def _wrong(rows: Sequence[SheetRow], tolerance: float) -> tuple[Verdict, str] | 
 def _right(
     rows: Sequence[SheetRow], skipped: Sequence[tuple[str, str]], rule: Rule | None
 ) -> tuple[Verdict, str]:
-    """The verdict of a verifier that no row shows to be wrong."""
     measured = [row for row in rows if row.variation is not None]
     if not measured:
         why = "; ".join(sorted({why for _, why in skipped})) or "it has no law"

@@ -1,4 +1,4 @@
-"""Without T5X: one line says how to get it, and nothing else asks for it."""
+"""Without T5X and tunix: one line says how to get them, and nothing else asks for them."""
 
 import re
 import subprocess
@@ -12,22 +12,33 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "gin_configs" / "t5x").rglob("*.gin"))
 
 
-def test_without_t5x_one_line_says_how_to_get_it_and_nothing_else_imports_it():
-    code = """
+def told_without(package):
+    """What an import of the integration says where the package is absent."""
+    code = f"""
 import sys
-sys.modules["t5x"] = None  # as if it were not there
+sys.modules["{package}"] = None  # as if it were not there
 import specjax.integrations, specjax.text, specjax.cli.main
 try:
-    import specjax.integrations.t5x
+    import specjax.integrations.{package}
 except ImportError as error:
     print(error)
 """
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     (line,) = ran.stdout.splitlines()
+    return line
+
+
+def test_without_t5x_one_line_says_how_to_get_it_and_nothing_else_imports_it():
+    line = told_without("t5x")
     assert line.startswith("specjax.integrations.t5x needs T5X, which cannot be imported (")
     for needed in ("google-research/t5x", "google/airio", "jestimator", "'.[t5x]'"):
         assert needed in line
+
+
+def test_without_tunix_one_line_says_how_to_get_it():
+    line = told_without("tunix")
+    assert line.startswith("tunix ") and line.endswith("run pip install '.[tunix]' in the checkout")
 
 
 class _Names(config_parser.ParserDelegate):
