@@ -112,9 +112,13 @@ def residual_weights(
     return jnp.where(jnp.max(weights) >= TINY, weights, target)
 
 
-def residual_mass(target: Weights, draft: Weights) -> Float32[Array, ""]:
-    """sum_v (target(v) - draft(v))_+."""
-    left = target - draft
+def residual_mass(
+    target: Weights,
+    draft: Weights,
+    scale: Float32[Array, ""] | float = 1.0,
+) -> Float32[Array, ""]:
+    """sum_v (scale * target(v) - draft(v))_+."""
+    left = scale * target - draft
     # x + |x| is twice the positive part. It needs no constant: for max(x, 0) XLA on CPUs writes a
     # whole array of zeros, to share it between two such sums.
     return 0.5 * total(left + jnp.abs(left))
