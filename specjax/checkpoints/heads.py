@@ -252,7 +252,10 @@ def save_draft_head(
         assert verifier_params is not None
         style, wrong = theirs.style, None
         if config.is_ours:
-            wrong = "reads an encoder's output, has a mask that is learnt, or is a Domino"
+            wrong = (
+                "reads an encoder's output, has a mask that is learnt, or is a Domino, "
+                "or a DFlash 2 with a draft vocabulary or a confidence"
+            )
         elif family_of(config.layers).name not in published.families:
             wrong = "has other layers than Qwen 3's"
         elif (style.embed_scale, style.hidden_scale, style.final_softcap) != (1.0, 1.0, None):

@@ -237,8 +237,8 @@ def load_pair(
     `load_text_model`, for both models. `weights` may be for one of them, as in {"verifier":
     "int8"}. With `translate_drafter` the drafter may have another tokenizer; see
     `specjax.text.text_models.translate`. The drafter may be a draft head of the verifier (EAGLE,
-    P-EAGLE, MTP, DFlash, DSpark, Domino; see `specjax.models.heads`), which each device of a mesh
-    has whole.
+    P-EAGLE, MTP, DFlash, DFlash 2, DSpark, Domino; see `specjax.models.heads`), which each device
+    of a mesh has whole.
     `others` are directories of more models by their names, as {"middle": DIR}.
 
     Raises:

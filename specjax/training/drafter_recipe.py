@@ -72,7 +72,7 @@ class DrafterRecipe:
 
     Attributes:
       kind: one of `KINDS`: EAGLE-3, a block head (DFlash; with `markov` or `confidence` DSpark,
-        with `markov="domino"` Domino), P-EAGLE, or MTP.
+        with `markov="domino"` Domino, with `markov="selector"` DFlash 2), P-EAGLE, or MTP.
       max_draft: G, the drafts that it learns to make at a time.
       boundaries: of the verifier's states that it reads (see `types.LanguageModel.reading`); None:
         an early, a middle and a late one. An MTP reads the last.
@@ -217,7 +217,8 @@ class DrafterRecipe:
         if self.kind == "peagle":
             mask = theirs.vocab_size - 1
             return ParallelConfig(**common | flags, block_size=self.max_draft, mask_token=mask)
-        own_slot = bool(self.markov or self.confidence)
+        selects = self.markov == "selector"
+        own_slot = bool(self.markov or self.confidence) and not selects
         return BlockConfig(
             **common,
             block_size=self.max_draft + (0 if own_slot else 1),
@@ -229,8 +230,11 @@ class DrafterRecipe:
             # As in the published ones.
             markov_memory=4 * self.markov_rank if self.markov == "domino" else None,
             markov_start=1 if self.markov == "domino" else 0,
+            candidates=min(16, self.draft_vocab or theirs.vocab_size) if selects else 0,
+            conv_taps=2 if selects else 0,
+            conv_group=math.gcd(16, theirs.embed_dim) if selects else 1,
             confidence=self.confidence,
-            confidence_reads_markov=self.confidence and self.markov not in (None, "domino"),
+            confidence_reads_markov=self.confidence and self.markov in ("vanilla", "gated", "rnn"),
         )
 
     def task(self, head: HeadConfig, verifier: TextModel) -> DraftTask:

@@ -192,11 +192,22 @@ def per_draft(
     """The loss of drafts, and the chance that each is accepted: Σ min(p, q).
 
     A confidence head also learns this chance, by its cross entropy. A divergence is from p given
-    that the token can be drafted; the chance is from p itself.
+    that the token can be drafted; the chance is from p itself. A head that chooses among candidates
+    learns those by its objective, and its choice by cross entropy (as in speculators): a token that
+    is none of them stands in for the last.
     """
     # A token that is not drafted has no place; its draft does not count.
     places = jnp.minimum(tokens, said.logits.shape[-1] - 1)
-    loss = objective.per_token(said.logits, places, log_p)
+    of_all = said.reranked
+    loss = objective.per_token(said.logits if of_all is None else of_all.base, places, log_p)
+    if of_all is not None:
+        base, logits = of_all
+        among, this = jnp.isfinite(said.logits), jax.nn.one_hot(places, base.shape[-1], dtype=bool)
+        least = jnp.min(base, axis=-1, where=among, initial=jnp.inf, keepdims=True)
+        known = jnp.any(among & this, axis=-1, keepdims=True)
+        beaten = this | (among & (known | (base > least)))
+        loss += jax.nn.logsumexp(logits, axis=-1, where=beaten)
+        loss -= jnp.sum(logits, axis=-1, where=this)
     both = jnp.minimum(jnp.exp(log_p), jax.nn.softmax(said.logits))
     accepted = jax.lax.stop_gradient(jnp.sum(both, axis=-1))
     if said.odds is not None:

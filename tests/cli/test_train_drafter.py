@@ -134,6 +134,7 @@ KINDS = {
     "dflash": ("pair/verifier", {"KIND": "block", "LAYERS": 1}),
     "dspark": ("llama", {"KIND": "block", "LAYERS": 1, **DSPARK}),
     "domino": ("llama", {"KIND": "block", "MARKOV": "domino", "DrafterRecipe.markov_rank": 4}),
+    "dflash2": ("llama", {"KIND": "block", "MARKOV": "selector", "DrafterRecipe.markov_rank": 4}),
     "peagle": ("llama", {"KIND": "peagle", "DRAFT_VOCAB": 20}),
     "mapped": ("llama", {"KIND": "eagle3", "DRAFT_VOCAB": 20, "DIVERGENCE": "lk_hybrid"}),
     "mtp": ("llama", {"KIND": "mtp", "DISTILLATION_WEIGHT": 0.5, "ANCHORS": 4}),

@@ -56,6 +56,7 @@ CASES = {
     "domino_specforge/shifted": QWEN,
     "domino_specforge/plain": QWEN,
     "speculators_peagle": QWEN,
+    "speculators_dflash2": QWEN,
     **{f"gemma4_assistant/{name}": "gemma4" for name in ("dense", "ordered", "window6")},
 }
 
@@ -182,6 +183,7 @@ QUICK = (
     *("speculators_mtp/qwen3", "dflash_zlab", "speculators_dflash/sliding"),
     *("speculators_dspark/gated", "dspark_deepspec/rnn", "gemma4_assistant/ordered"),
     *("gemma4_assistant/window6", "domino_specforge/shifted", "speculators_peagle"),
+    "speculators_dflash2",
 )
 
 

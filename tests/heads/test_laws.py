@@ -93,6 +93,7 @@ QUICK = {
     ("dspark", "block", "own"): ("Lossless",),
     ("domino", "block", "fixed"): ("Lossless", "OPT"),
     ("peagle", "token", "fixed"): ("Lossless", "KLBall"),
+    ("dflash2", "block", "fixed"): ("Lossless", "OPT"),
     ("ordered assistant", "block", "fixed"): ("Lossless", "OPT"),
 }
 ALL = [

@@ -61,6 +61,9 @@ def alone(place):
     return specjax.Decoder(verifier, sampling=GREEDY, **SHAPE)(PROMPTS)
 
 
+BLOCKS = ("zlab", "dspark", "domino", "dflash2")
+
+
 # The others decode in other tests here.
 @pytest.mark.parametrize("kind", variants(FORMATS, "eagle3", "eagle1", "mtp", "dspark"))
 def test_every_format_drafts_for_its_verifier(place, alone, kind):
@@ -71,7 +74,7 @@ def test_every_format_drafts_for_its_verifier(place, alone, kind):
     calls = result[0].info.calls
     assert set(calls) == {"verifier", "drafter"}
     # A block takes one pass.
-    assert (calls["drafter"] <= calls["verifier"]) == (kind in ("zlab", "dspark", "domino"))
+    assert (calls["drafter"] <= calls["verifier"]) == (kind in BLOCKS)
 
 
 def test_a_head_of_an_encoder_decoder_drafts_for_it(place, capsys):

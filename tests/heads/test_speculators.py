@@ -7,7 +7,7 @@ import pytest
 
 from specjax.checkpoints import save_draft_head
 from specjax.checkpoints.heads import load_draft_head
-from tests.heads.test_fixtures import CASES, G, fixture, verifier
+from tests.heads.test_fixtures import CASES, G, fixture, golden_of, verifier
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 torch = pytest.importorskip("torch")
@@ -67,19 +67,23 @@ def block(model, golden, anchor, drafts):
         states, ids, at_anchor, last, torch.zeros_like(ids), max_anchors=1
     )
     hidden, logits = hidden.view(1, size, -1), logits.view(1, size, -1)
+    before = tensor(np.concatenate([tokens[anchor : anchor + 1], drafts[:-1]]).astype(np.int64))
     if hasattr(model, "markov_head"):
-        before = tensor(np.concatenate([tokens[anchor : anchor + 1], drafts[:-1]]).astype(np.int64))
         logits = logits + model.markov_head.block_bias(
             prev_token_ids=before,
             hidden_states=hidden,
             prev_emb=model.markov_head.prev_embeddings(before),
         )
-    return logits[0, size - G :].numpy()
+    logits = logits[:, size - G :]
+    if hasattr(model, "candidate_selector"):
+        ids, scores = model.candidate_selector.select(logits, hidden[:, size - G :], before)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, ids, scores)
+    return logits[0].numpy()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_converted_head_has_the_logits_of_its_project(name, tmp_path):
-    of, golden = verifier(CASES[name]), np.load(fixture(name, "rounds.npz"))
+    of, golden = verifier(CASES[name]), golden_of(name, "rounds")
     head, params = load_draft_head(fixture(name, "head"), of.model)
     source = {"verifier_params": of.params, "verifier_name": str(of.path)}
     save_draft_head(tmp_path / "head", head, params, portable=True, **source)

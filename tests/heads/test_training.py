@@ -49,6 +49,9 @@ GRADIENTS = {
     "grad_markov_w1": ("markov_in", "embedding"),
     "grad_confidence": ("confidence", "kernel"),
     "grad_mask_hidden": ("mask_state",),
+    "grad_markov_w2": ("markov_out", "kernel"),
+    "grad_base_kernel": ("layers_0", "attention_conv", "base_kernel"),
+    "grad_kernel_projection": ("layers_1", "mlp_conv", "kernel_projection", "kernel"),
     "grad_gru_in": ("gru_in", "kernel"),
     "grad_gru_memory": ("gru_memory", "kernel"),
     "grad_markov_gate": ("markov_gate", "kernel"),
@@ -122,7 +125,7 @@ class Case:
                 objective = CE
             if "dspark" in self.project:
                 objective = DSPARK
-            if self.project == "speculators_dspark":
+            if self.project in ("speculators_dspark", "speculators_dflash2"):
                 tokens = jnp.argmax(reference, axis=-1).astype(jnp.int32)
             each, _ = per_draft(objective, said, tokens, reference)
             if self.project == "eagle3_official":
@@ -140,7 +143,7 @@ class Case:
 
 QUICK = (
     *("eagle3_official", "speculators_eagle3/cli_defaults", "dspark_deepspec/rnn"),
-    *("domino_specforge/plain", "speculators_peagle"),
+    *("domino_specforge/plain", "speculators_peagle", "speculators_dflash2"),
 )
 OTHERS = [pytest.param(x, marks=pytest.mark.exhaustive) for x in CASES if x not in QUICK]
 

@@ -31,6 +31,8 @@ V = 3
 _SIZES = {"embed_dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "mlp_dim": 8}
 _EAGLE = {"boundaries": (0, 1, 3), "windows": (None,), "own_output": True}
 _BLOCK = {"boundaries": (1, 3), "windows": (None, 2), "block_size": 4, "own_output": True}
+_CONVOLVED = {"conv_taps": 2, "conv_group": 4}
+_DFLASH2 = {"markov": "selector", "markov_rank": 4, "candidates": 2, **_CONVOLVED}
 _DOMINO = {"markov": "domino", "markov_rank": 4, "markov_memory": 3, "markov_start": 1}
 CONFIGS = {
     "eagle3": (EagleConfig, {**_EAGLE, "norm_before_residual": True}),
@@ -50,6 +52,7 @@ CONFIGS = {
         },
     ),
     "domino": (BlockConfig, {**_BLOCK, **_DOMINO, "mask_token": 1, "from_anchor": True}),
+    "dflash2": (BlockConfig, {**_BLOCK, **_DFLASH2, "mask_token": 1, "causal_windows": False}),
     "peagle": (ParallelConfig, {**_BLOCK, "mask_token": 1, "fc_norm": True}),
 }
 # Heads of encoder-decoders; the masks of blocks are learnt.
@@ -62,6 +65,7 @@ ENCODED = {
         {**_LEARNT, "from_anchor": True, "markov": "gated", "markov_rank": 4, "confidence": True},
     ),
     "domino": (BlockConfig, {**_LEARNT, **_DOMINO}),
+    "dflash2": (BlockConfig, {**_LEARNT, **_DFLASH2, "own_output": True}),
     "peagle": (ParallelConfig, {**_LEARNT, "mask_token": 1}),
 }
 _T5 = {
@@ -127,6 +131,7 @@ def _with_params(model, params, head, mapped, seed):
         name = jax.tree_util.keystr(path)
         value = rng.normal(size=leaf.shape) if leaf.ndim > 1 else rng.uniform(0.5, 1.5, leaf.shape)
         far = 1.0 if "logits_dense" in name or "embedding" in name else 0.6
+        far = 0.3 if "conv" in name else far  # wider ones sharpen attention until floats differ
         return jnp.asarray(far * value if leaf.ndim > 1 else value, jnp.float32)
 
     own = jax.tree_util.tree_map_with_path(draw, head.abstract_params())

@@ -19,7 +19,7 @@ _LAYER = {
     "head_dim": 8,
     "intermediate_size": 16,
 }
-FORMATS = ("eagle3", "eagle1", "speculators", "mtp", "zlab", "dspark", "domino")
+FORMATS = ("eagle3", "eagle1", "speculators", "mtp", "zlab", "dspark", "domino", "dflash2")
 
 
 def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
@@ -35,7 +35,11 @@ def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
     block = {**common, "block_size": 5, "mask_token": 3}
     markov = {"markov": "vanilla", "markov_rank": 4}
     domino = {"markov": "domino", "markov_rank": 4, "markov_memory": 6, "markov_start": 1}
+    selector = {"markov": "selector", "markov_rank": 4, "candidates": 6}
+    convolved = {"conv_taps": 2, "conv_group": 4, "causal_windows": False}
     judged = {"confidence": True, "confidence_reads_markov": True}
+    of_block = {"target_layer_ids": [0, 1], "mask_token_id": 3}
+    of_dflash = {**layer, "block_size": 5, "num_target_layers": depth, "dflash_config": of_block}
     speculators = {
         "transformer_layer_config": layer,
         "speculators_config": {"verifier": {"name_or_path": "some/verifier"}},
@@ -63,30 +67,32 @@ def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
             {**speculators, "speculators_model_type": "mtp", "draft_vocab_size": None},
             "mtp_layers.{i}",
         ),
-        "zlab": (
-            lambda: BlockConfig(**block),
-            {
-                **layer,
-                "block_size": 5,
-                "num_target_layers": depth,
-                "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 3},
-            },
-            "layers.{i}",
-        ),
+        "zlab": (lambda: BlockConfig(**block), of_dflash, "layers.{i}"),
         "domino": (
             lambda: BlockConfig(**block, **domino, from_anchor=True),
             {
-                **layer,
-                "block_size": 5,
-                "num_target_layers": depth,
+                **of_dflash,
                 "dflash_config": {
-                    "target_layer_ids": [0, 1],
-                    "mask_token_id": 3,
+                    **of_block,
                     "projector_type": "domino",
                     "shift_label": True,
                     "pure_draft_prefix_len": 1,
                     "emb_dim": 4,
                     "gru_hidden_dim": 6,
+                },
+            },
+            "layers.{i}",
+        ),
+        "dflash2": (
+            lambda: BlockConfig(**block, **selector, **convolved),
+            {
+                **of_dflash,
+                "dflash_config": {
+                    **of_block,
+                    "selector_rank": 4,
+                    "selector_top_k": 6,
+                    "conv_kernel_size": 2,
+                    "conv_group_size": 4,
                 },
             },
             "layers.{i}",
@@ -115,7 +121,7 @@ def write_head(directory, verifier, kind, drafted=None, seed=0, **changes):
         is_norm = leaf.ndim == 1
         value = rng.uniform(0.5, 1.5, leaf.shape) if is_norm else 0.5 * rng.normal(size=leaf.shape)
         value = value.astype(np.float32)
-        value = np.ascontiguousarray(value.T if path.endswith("kernel") else value)
+        value = np.ascontiguousarray(value.T if path.endswith("/kernel") else value)
         arrays[name] = value
     if drafted is not None:
         arrays["d2t"] = np.array(drafted, np.int64) - np.arange(len(drafted))

@@ -1,11 +1,11 @@
-"""Block heads: DFlash, DSpark and Domino.
+"""Block heads: DFlash, DFlash 2, DSpark and Domino.
 
 The entry of a position in the cache is made of the verifier's state there alone.
 
 Axes: see `head.py`; also N tokens of a block, M of them that predict, r rank, H memory.
 
-Sources: DFlash (arXiv 2602.06036); the code of `vllm-project/speculators` for DSpark, and that of
-`sgl-project/SpecForge` for Domino (arXiv 2605.29707).
+Sources: DFlash (arXiv 2602.06036); the code of `vllm-project/speculators` for DSpark and DFlash 2,
+and that of `sgl-project/SpecForge` for Domino (arXiv 2605.29707).
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ from jaxtyping import Array, Float, Float32, Int32
 from specjax.errors import UserError
 from specjax.models.attention import LayerMemory, Memory, Segment, block_bias, seen_bias
 from specjax.models.cache import places_from
-from specjax.models.family import HFFields, Renaming, T
+from specjax.models.family import HFFields
+from specjax.models.heads.convolved import ConvolvedLayer
 from specjax.models.heads.head import (
     EMBEDDING,
     NAMES,
@@ -37,6 +38,7 @@ from specjax.models.heads.head import (
     Known,
     Published,
     ReadText,
+    Reranked,
     encoder_segment,
     pick,
 )
@@ -44,9 +46,10 @@ from specjax.models.layers import Embed, LogitsDense
 from specjax.models.transformer import norm_of
 from specjax.types import Params
 
-_OF_DSPARK, _DOMINO = ("vanilla", "gated", "rnn"), "domino"
-MARKOV = (*_OF_DSPARK, _DOMINO)
+_OF_DSPARK, _DOMINO, _SELECTOR = ("vanilla", "gated", "rnn"), "domino", "selector"
+MARKOV = (*_OF_DSPARK, _DOMINO, _SELECTOR)
 _MASK, _MARKOV_IN = "mask_embedding", "markov_head.markov_w1"
+_PREDECESSORS = "candidate_selector.predecessor_codebook"
 _NAMES = {
     **NAMES,
     "mask": _MASK,
@@ -55,7 +58,24 @@ _NAMES = {
     "markov_out": "markov_head.markov_w2",
     "confidence": "confidence_head.proj",
 }
-_GRU = {"gru_in/kernel": "prefix_gru.weight_ih_l0", "gru_memory/kernel": "prefix_gru.weight_hh_l0"}
+_OF_DOMINO = {
+    **_NAMES,
+    "gru_in/kernel": "prefix_gru.weight_ih_l0",
+    "gru_memory/kernel": "prefix_gru.weight_hh_l0",
+    "markov_gate": "embed_proj.0",
+    "markov_out": "embed_proj.2",
+}
+_OF_DFLASH2 = {
+    **_NAMES,
+    "markov_in/embedding": _PREDECESSORS,
+    "markov_out/kernel": "candidate_selector.successor_codebook",
+    "markov_gate": "candidate_selector.hidden_projection",
+    **{
+        f"layers_{{i}}/{name}": f"{{layer}}.{name.replace('/', '.')}"
+        for conv in ("attention_conv", "mlp_conv")
+        for name in (f"{conv}/kernel_projection", f"{conv}/base_kernel")
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,10 +91,14 @@ class BlockConfig(HeadConfig):
       windows_move: whether a window is counted from the slot itself, as in SpecForge: slot k sees
         W - 1 - k states of the verifier.
       markov: one of `MARKOV`: a correction of the logits by the token before, or by all tokens of
-        the block before ("rnn" and "domino"); None for none.
+        the block before ("rnn" and "domino"); None for none. DFlash 2's "selector" drafts none but
+        the tokens with the largest logits before it.
       markov_rank: r.
       markov_memory: H of "domino"; None: r.
       markov_start: the first draft that is corrected, from 0.
+      candidates: the number of tokens of which "selector" drafts one.
+      conv_taps: K of DFlash 2's convolutions (see `convolved.py`); 0: there are none.
+      conv_group: the lanes that share the change of a kernel.
       confidence: whether it predicts that its tokens are accepted.
       confidence_reads_markov: whether that reads the embedding of the token before.
     """
@@ -88,6 +112,9 @@ class BlockConfig(HeadConfig):
     markov_rank: int = 0
     markov_memory: int | None = None
     markov_start: int = 0
+    candidates: int = 0
+    conv_taps: int = 0
+    conv_group: int = 1
     confidence: bool = False
     confidence_reads_markov: bool = False
 
@@ -95,11 +122,16 @@ class BlockConfig(HeadConfig):
     def kind(self) -> str:
         if self.markov == _DOMINO:
             return "Domino"
+        if self.markov == _SELECTOR:
+            return "DFlash 2"
         return "DSpark" if self.markov or self.confidence else "DFlash"
 
     @property
     def is_ours(self) -> bool:
-        return super().is_ours or self.mask_token is None or self.markov == _DOMINO
+        # speculators' DFlash 2 drafts all tokens and has no confidence.
+        more = self.draft_vocab is not None or self.confidence
+        of_ours = self.markov == _DOMINO or (self.markov == _SELECTOR and more)
+        return super().is_ours or self.mask_token is None or of_ours
 
     @property
     def memory(self) -> int:
@@ -138,22 +170,26 @@ class BlockNetwork(HeadNetwork):
         self.state_norm, self.norm = norm("state_norm"), norm("norm")
         count = range(layers.num_layers)
         self.input_norms = [norm(f"input_norm_{i}") for i in count]
-        self.layers = [HeadLayer(layers, self.layout, self.verifier) for _ in count]
+        kind: Any = HeadLayer
+        if config.conv_taps:
+            kind = functools.partial(ConvolvedLayer, taps=config.conv_taps, group=config.conv_group)
+        self.layers = [kind(layers, self.layout, self.verifier) for _ in count]
         self._set_up_output()
         if config.mask_token is None:
             init, size = nn.initializers.normal(1.0), (layers.embed_dim,)
             self.mask = param_with_axes("mask", init, size, layers.param_dtype, axes=("embed",))
         if config.markov is not None:
             self.markov_out = LogitsDense(config.rows, layers.param_dtype)
-        if config.markov in _OF_DSPARK:
+        if config.markov in (*_OF_DSPARK, _SELECTOR):
             sizes = (layers.vocab_size, config.markov_rank, layers.dtype, layers.param_dtype)
             self.markov_in = Embed(*sizes, 0.02)
         if config.markov == _DOMINO:
             self.gru_in = self._dense(3 * config.memory, "gru_in")
             self.gru_memory = self._dense(3 * config.memory, "gru_memory")
-        if config.markov in ("gated", "rnn", _DOMINO):
-            width = config.markov_rank * (3 if config.markov == "rnn" else 1)
-            self.markov_gate = self._dense(width, "markov_gate", bias=config.markov != _DOMINO)
+        if config.markov not in (None, "vanilla"):
+            width, bias = config.markov_rank, config.markov in _OF_DSPARK
+            width *= 3 if config.markov == "rnn" else 1
+            self.markov_gate = self._dense(width, "markov_gate", bias=bias)
         if config.confidence:
             self.confidence = self._dense(1, "confidence", ("embed", None), bias=True)
 
@@ -215,6 +251,8 @@ class BlockNetwork(HeadNetwork):
             reset, keep = (jax.nn.sigmoid(x + y) for x, y in zip(given[:2], known[:2], strict=True))
             kept = keep * kept + (1.0 - keep) * jnp.tanh(given[2] + reset * known[2])
             read = jax.nn.silu(self.markov_gate(jnp.concatenate([states, kept], axis=-1)))
+        if kind == _SELECTOR:
+            read = before * self.markov_gate(states)
         return self.markov_out(read), self.log_odds(states, before), kept[:, 0]
 
     def log_odds(self, states: Array, before: Array | None) -> Float32[Array, "B T"] | None:
@@ -270,7 +308,7 @@ class BlockHead(DraftHead):
         memory = Memory(cache.entries, positions, self.layout)
         given = tokens, positions, count, memory.max_length, memory.layer, cache.encoded
         states = self._block(params, *given)
-        logits = self._logits(params, states)
+        logits = self._candidates(self._logits(params, states))
         none = jnp.zeros((rows, count + 1, self.config.memory), states.dtype)
         return BlockOutputs(positions, states, logits, none)
 
@@ -303,10 +341,22 @@ class BlockHead(DraftHead):
     ) -> tuple[Drafted, Array]:
         # All places in one axis, each with its memory.
         each = states.reshape(tokens.size, 1, -1)
-        given = draft, each, self._logits(params, each), tokens.reshape(-1, 1), memory
+        base = self._logits(params, each)
+        given = draft, each, base, tokens.reshape(-1, 1), memory
         logits, odds, memory = self._correct(params, *given)
         odds = None if odds is None else odds.reshape(tokens.shape)
-        return Drafted(logits.reshape(*tokens.shape, -1), odds), memory
+        base, logits = (x.reshape(*tokens.shape, -1) for x in (base, logits))
+        if not self.config.candidates:
+            return Drafted(logits, odds), memory
+        drafted = jnp.where(jnp.isfinite(self._candidates(base)), logits, -jnp.inf)
+        return Drafted(drafted, odds, Reranked(base, logits)), memory
+
+    def _candidates(self, logits: Float32[Array, "*B W"]) -> Float32[Array, "*B W"]:
+        """The logits of the tokens that may be drafted; -inf for the others."""
+        if not self.config.candidates:
+            return logits
+        least = jax.lax.top_k(logits, self.config.candidates)[0][..., -1:]
+        return jnp.where(logits >= least, logits, -jnp.inf)
 
     def _block(
         self,
@@ -403,9 +453,10 @@ class BlockFiles(HeadFiles):
         Published("DFlash", "dflash", "DFlashDraftModel"),
         Published("DSpark", "dspark", "DSparkDraftModel"),
         Published("Domino", "domino", "DominoDraftModel"),
+        Published("DFlash 2", "dflash2", "DFlash2DraftModel"),
     )
     marks = ("dflash_config", "target_layer_ids")
-    tables = (EMBEDDING, f"{_MARKOV_IN}.weight")
+    tables = (EMBEDDING, f"{_MARKOV_IN}.weight", _PREDECESSORS)
 
     @classmethod
     def format_in(cls, fields: HFFields, arrays: Collection[str]) -> tuple[str, str]:
@@ -414,6 +465,8 @@ class BlockFiles(HeadFiles):
         inner = _inner(fields)
         if inner.values.get("projector_type") == _DOMINO:
             return "DFlash", "Domino"
+        if inner.values.get("selector_rank") is not None:
+            return "DFlash", "DFlash 2"
         own = inner.whole("markov_rank", 0, least=0) or inner.flag("enable_confidence_head")
         return "DFlash", "DSpark" if own else "DFlash"
 
@@ -426,18 +479,20 @@ class BlockFiles(HeadFiles):
     def read_config(self, boundaries: tuple[int, ...], draft_vocab: int | None) -> BlockConfig:
         common, vocab = self.common(boundaries, draft_vocab), self.layers.vocab_size
         inner = _inner(self.fields)
-        domino, judges = self.kind == "Domino", inner.flag("enable_confidence_head", False)
-        rank = inner.whole("emb_dim") if domino else inner.whole("markov_rank", 0, least=0)
+        domino, selects = self.kind == "Domino", self.kind == "DFlash 2"
+        judges = inner.flag("enable_confidence_head", False)
+        rank = inner.whole("markov_rank", 0, least=0)
         own_slot = self.kind == "DSpark" or rank > 0 or judges
-        from_anchor = (
-            inner.flag("shift_label", False)
-            if domino
-            else inner.flag("sample_from_anchor", own_slot)
-        )
+        from_anchor = inner.flag("sample_from_anchor", own_slot)
+        if domino:
+            rank, from_anchor = inner.whole("emb_dim"), inner.flag("shift_label", False)
+        if selects:
+            rank = inner.whole("selector_rank")
         size = inner.whole("block_size", least=1 if from_anchor else 2)
         if rank:
             inner.refuse("markov_head_type", _OF_DSPARK, _OF_DSPARK[0])
-        markov = _DOMINO if domino else inner.values.get("markov_head_type") or _OF_DSPARK[0]
+        own = inner.values.get("markov_head_type") or _OF_DSPARK[0]
+        markov = _DOMINO if domino else _SELECTOR if selects else own
         mask = None if _MASK in self.reader.specs else inner.whole("mask_token_id", least=0)
         if mask is not None and mask >= vocab:
             raise UserError(f"mask_token_id={mask} must be below {vocab}, the number of tokens")
@@ -453,12 +508,15 @@ class BlockFiles(HeadFiles):
             block_size=size,
             mask_token=mask,
             from_anchor=from_anchor,
-            causal_windows=not inner.flag("sliding_window_non_causal", False),
+            causal_windows=not inner.flag("sliding_window_non_causal", selects),
             windows_move=moves,
             markov=markov if rank else None,
             markov_rank=rank,
             markov_memory=inner.whole("gru_hidden_dim") if domino else None,
             markov_start=inner.whole("pure_draft_prefix_len", 0, least=0) if domino else 0,
+            candidates=inner.whole("selector_top_k") if selects else 0,
+            conv_taps=inner.whole("conv_kernel_size") if selects else 0,
+            conv_group=inner.whole("conv_group_size") if selects else 1,
             confidence=judges,
             confidence_reads_markov=inner.flag("confidence_head_with_markov", False) and rank > 0,
         )
@@ -466,15 +524,11 @@ class BlockFiles(HeadFiles):
     @classmethod
     def names(cls, config: BlockConfig) -> Mapping[str, str]:
         if config.markov == _DOMINO:
-            return {**_NAMES, "markov_gate": "embed_proj.0", "markov_out": "embed_proj.2"}
+            return _OF_DOMINO
+        if config.markov == _SELECTOR:
+            return _OF_DFLASH2
         gate = "joint" if config.markov == "rnn" else "gate"
         return {**_NAMES, "markov_gate": f"markov_head.{gate}_proj"}
-
-    @classmethod
-    def stored(cls, config: BlockConfig, layer: str, path: str) -> list[Renaming]:
-        if path in _GRU:
-            return [Renaming(_GRU[path], path, T)]
-        return super().stored(config, layer, path)
 
     @classmethod
     def to_hf(cls, head: DraftHead, layers: dict[str, Any]) -> dict[str, Any]:
@@ -488,6 +542,14 @@ class BlockFiles(HeadFiles):
         }
         if config.kind == "DFlash":
             return values
+        if config.kind == "DFlash 2":
+            return values | {
+                "selector_rank": config.markov_rank,
+                "selector_top_k": config.candidates,
+                "conv_kernel_size": config.conv_taps,
+                "conv_group_size": config.conv_group,
+                "enable_confidence_head": config.confidence,
+            }
         if config.kind == "Domino":
             return values | {
                 "shift_label": config.from_anchor,

@@ -170,16 +170,25 @@ class ReadText(NamedTuple):
     encoded: Encoded | None = None
 
 
+class Reranked(NamedTuple):
+    """Logits of all tokens: those whose largest are the candidates, and those that choose."""
+
+    base: Float32[Array, "B A W"]
+    logits: Float32[Array, "B A W"]
+
+
 class Drafted(NamedTuple):
     """What a head says of one draft after each of A places in a text.
 
     Attributes:
       logits: of the tokens that are drafted.
       odds: the log-odds that the draft is accepted; None without a confidence head.
+      reranked: where `logits` are those of candidates, the others -inf; else None.
     """
 
     logits: Float32[Array, "B A W"]
     odds: Float32[Array, "B A"] | None
+    reranked: Reranked | None = None
 
 
 class HeadCache(NamedTuple):
@@ -207,7 +216,8 @@ class HeadCache(NamedTuple):
 class HeadLayer(nn.Module):
     """Self-attention, perhaps cross-attention, and a feed-forward block.
 
-    Self-attention may read more than the residual stream.
+    Self-attention may read more than the residual stream. A subclass may convolve what the first
+    and the last part read and add.
 
     Attributes:
       verifier: whose encoder is read; None for none.
@@ -231,6 +241,8 @@ class HeadLayer(nn.Module):
             theirs = self.verifier.config
             self.cross_attention = Attention(theirs, theirs.style, self.verifier.layout)
             self.pre_cross_layer_norm = norm_of(config, style, "pre_cross_layer_norm")
+        self.attention_conv: Any = lambda y: (y, lambda x: x)
+        self.mlp_conv = self.attention_conv
 
     def keys_values(self, y: Float[Array, "B T read"], rope: Rope) -> tuple[Array, Array]:
         return self.self_attention.keys_values(y, rope)
@@ -245,12 +257,14 @@ class HeadLayer(nn.Module):
         encoded: Segment | None = None,
         more: Sequence[Segment] = (),
     ) -> tuple[Array, Array, Array]:
+        y, convolved = self.attention_conv(y)
         keys, values = self.keys_values(y, rope)
         segments, keys, values = attended(past, self.layout, keys, values, bias)
-        x = residual + self.self_attention(y, [*more, *segments], rope)
+        x = residual + convolved(self.self_attention(y, [*more, *segments], rope))
         if encoded is not None:
             x = x + self.cross_attention(self.pre_cross_layer_norm(x), [encoded])
-        return x + self.mlp(self.pre_mlp_layer_norm(x)), keys, values
+        y, convolved = self.mlp_conv(self.pre_mlp_layer_norm(x))
+        return x + convolved(self.mlp(y)), keys, values
 
 
 class HeadNetwork(nn.Module):
@@ -880,16 +894,15 @@ class HeadFiles(abc.ABC):
         The first way is written.
         """
         names, (module, _, leaf) = cls.names(config), path.rpartition("/")
-        if path in names:
-            return [Renaming(names[path], path)]
         number = re.search(r"_(\d+)", module)
         i = number[1] if number else "0"
         layer = layer.replace("{i}", i)
-        name = names.get(re.sub(r"_\d+", "_{i}", module, count=1))
-        if name is not None:
-            name = name.replace("{layer}", layer).replace("{i}", i)
-            suffix = "bias" if leaf == "bias" else "weight"
-            return [Renaming(f"{name}.{suffix}", path, leaf == "kernel")]
+        suffix = ".bias" if leaf == "bias" else ".weight"
+        for part, end in ((path, ""), (module, suffix)):
+            name = names.get(re.sub(r"_\d+", "_{i}", part, count=1))
+            if name is not None:
+                name = name.replace("{layer}", layer).replace("{i}", i)
+                return [Renaming(name + end, path, leaf == "kernel")]
         # The rest of a layer is named as in its family; speculators joins experts.
         lines = family_of(config.layers).hf_names(f"decoder/{path}")
         return [
