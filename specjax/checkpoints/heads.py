@@ -253,8 +253,8 @@ def save_draft_head(
         style, wrong = theirs.style, None
         if config.is_ours:
             wrong = (
-                "reads an encoder's output, has a mask that is learnt, or is a Domino, "
-                "or a DFlash 2 with a draft vocabulary or a confidence"
+                "reads an encoder's output, has a mask that is learnt, is a Domino, or is a "
+                "DFlash 2 with a draft vocabulary or a confidence"
             )
         elif family_of(config.layers).name not in published.families:
             wrong = "has other layers than Qwen 3's"

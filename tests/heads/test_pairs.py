@@ -164,7 +164,7 @@ CONVERSIONS = {
     "an encoder": (
         "encoded",
         ("--verifier", "T5"),
-        "reads an encoder's output, has a mask that is learnt, or is a Domino",
+        "reads an encoder's output, has a mask that is learnt, is a Domino, or is a DFlash 2",
     ),
 }
 
