@@ -26,6 +26,7 @@ from specjax.models import LlamaConfig, Model
 from specjax.models.families import family_of
 from specjax.models.heads import (
     MARKOV,
+    OF_DSPARK,
     BlockConfig,
     EagleConfig,
     HeadConfig,
@@ -234,7 +235,7 @@ class DrafterRecipe:
             conv_taps=2 if selects else 0,
             conv_group=math.gcd(16, theirs.embed_dim) if selects else 1,
             confidence=self.confidence,
-            confidence_reads_markov=self.confidence and self.markov in ("vanilla", "gated", "rnn"),
+            confidence_reads_markov=self.confidence and self.markov in OF_DSPARK,
         )
 
     def task(self, head: HeadConfig, verifier: TextModel) -> DraftTask:

@@ -1,7 +1,7 @@
 """Draft heads, which draft from the states of their verifier; each kind is in a file."""
 
 from specjax.models.heads.assistant import AssistantConfig
-from specjax.models.heads.block import MARKOV, BlockConfig
+from specjax.models.heads.block import MARKOV, OF_DSPARK, BlockConfig
 from specjax.models.heads.eagle import EagleConfig
 from specjax.models.heads.head import (
     Drafted,
@@ -18,6 +18,7 @@ from specjax.models.heads.parallel import ParallelConfig
 __all__ = [
     "KINDS",
     "MARKOV",
+    "OF_DSPARK",
     "AssistantConfig",
     "BlockConfig",
     "DraftHead",

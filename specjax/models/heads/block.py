@@ -46,8 +46,8 @@ from specjax.models.layers import Embed, LogitsDense
 from specjax.models.transformer import norm_of
 from specjax.types import Params
 
-_OF_DSPARK, _DOMINO, _SELECTOR = ("vanilla", "gated", "rnn"), "domino", "selector"
-MARKOV = (*_OF_DSPARK, _DOMINO, _SELECTOR)
+OF_DSPARK, _DOMINO, _SELECTOR = ("vanilla", "gated", "rnn"), "domino", "selector"
+MARKOV = (*OF_DSPARK, _DOMINO, _SELECTOR)
 _MASK, _MARKOV_IN = "mask_embedding", "markov_head.markov_w1"
 _PREDECESSORS = "candidate_selector.predecessor_codebook"
 _NAMES = {
@@ -180,14 +180,14 @@ class BlockNetwork(HeadNetwork):
             self.mask = param_with_axes("mask", init, size, layers.param_dtype, axes=("embed",))
         if config.markov is not None:
             self.markov_out = LogitsDense(config.rows, layers.param_dtype)
-        if config.markov in (*_OF_DSPARK, _SELECTOR):
+        if config.markov in (*OF_DSPARK, _SELECTOR):
             sizes = (layers.vocab_size, config.markov_rank, layers.dtype, layers.param_dtype)
             self.markov_in = Embed(*sizes, 0.02)
         if config.markov == _DOMINO:
             self.gru_in = self._dense(3 * config.memory, "gru_in")
             self.gru_memory = self._dense(3 * config.memory, "gru_memory")
         if config.markov not in (None, "vanilla"):
-            width, bias = config.markov_rank, config.markov in _OF_DSPARK
+            width, bias = config.markov_rank, config.markov in OF_DSPARK
             width *= 3 if config.markov == "rnn" else 1
             self.markov_gate = self._dense(width, "markov_gate", bias=bias)
         if config.confidence:
@@ -490,8 +490,8 @@ class BlockFiles(HeadFiles):
             rank = inner.whole("selector_rank")
         size = inner.whole("block_size", least=1 if from_anchor else 2)
         if rank:
-            inner.refuse("markov_head_type", _OF_DSPARK, _OF_DSPARK[0])
-        own = inner.values.get("markov_head_type") or _OF_DSPARK[0]
+            inner.refuse("markov_head_type", OF_DSPARK, OF_DSPARK[0])
+        own = inner.values.get("markov_head_type") or OF_DSPARK[0]
         markov = _DOMINO if domino else _SELECTOR if selects else own
         mask = None if _MASK in self.reader.specs else inner.whole("mask_token_id", least=0)
         if mask is not None and mask >= vocab:
@@ -542,13 +542,13 @@ class BlockFiles(HeadFiles):
         }
         if config.kind == "DFlash":
             return values
+        values["enable_confidence_head"] = config.confidence
         if config.kind == "DFlash 2":
             return values | {
                 "selector_rank": config.markov_rank,
                 "selector_top_k": config.candidates,
                 "conv_kernel_size": config.conv_taps,
                 "conv_group_size": config.conv_group,
-                "enable_confidence_head": config.confidence,
             }
         if config.kind == "Domino":
             return values | {
@@ -556,12 +556,10 @@ class BlockFiles(HeadFiles):
                 "emb_dim": config.markov_rank,
                 "gru_hidden_dim": config.memory,
                 "pure_draft_prefix_len": config.markov_start,
-                "enable_confidence_head": config.confidence,
             }
         return values | {
             "markov_rank": config.markov_rank,
-            "markov_head_type": config.markov or _OF_DSPARK[0],
-            "enable_confidence_head": config.confidence,
+            "markov_head_type": config.markov or OF_DSPARK[0],
             "confidence_head_with_markov": config.confidence_reads_markov,
         }
 

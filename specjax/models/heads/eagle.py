@@ -311,6 +311,14 @@ class EagleHead(DraftHead):
         return put(cache.ring, slots, states.astype(cache.ring.dtype))
 
 
+def fields_of_eagle3(config: EagleConfig) -> dict[str, Any]:
+    """The fields of an EAGLE-3's options, in its own files and speculators'."""
+    return {
+        **{flag: getattr(config, flag) for flag in FLAGS},
+        "eagle_aux_hidden_state_layer_ids": list(config.boundaries),
+    }
+
+
 def boundaries_of_eagle3(depth: int) -> tuple[int, ...]:
     """The states that EAGLE-3's code reads of a verifier of so many layers."""
     return tuple(sorted({2, depth // 2, depth - 3}))
@@ -400,8 +408,4 @@ class EagleFiles(HeadFiles):
             # These fields are the verifier's.
             layers |= {"num_hidden_layers": depth, "layer_types": [FULL] * depth}
             return {"transformer_layer_config": layers, "num_nextn_predict_layers": 1}
-        return {
-            **super().to_hf(head, layers),
-            **{flag: getattr(config, flag) for flag in FLAGS},
-            "eagle_aux_hidden_state_layer_ids": list(config.boundaries),
-        }
+        return {**super().to_hf(head, layers), **fields_of_eagle3(config)}

@@ -30,6 +30,7 @@ from specjax.models.heads.eagle import (
     EagleConfig,
     EagleNetwork,
     boundaries_of_eagle3,
+    fields_of_eagle3,
 )
 from specjax.models.heads.head import (
     EMBEDDING,
@@ -271,9 +272,5 @@ class ParallelFiles(HeadFiles):
 
     @classmethod
     def to_hf(cls, head: DraftHead, layers: dict[str, Any]) -> dict[str, Any]:
-        return {
-            **super().to_hf(head, layers),
-            **{flag: getattr(head.config, flag) for flag in FLAGS},
-            "eagle_aux_hidden_state_layer_ids": list(head.config.boundaries),
-            "mask_token_id": head.config.mask_token,
-        }
+        values = {**super().to_hf(head, layers), **fields_of_eagle3(head.config)}
+        return {**values, "mask_token_id": head.config.mask_token}
