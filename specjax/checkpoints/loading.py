@@ -144,8 +144,8 @@ def load_model(
       weights: "int8" stores every kernel (no embedding) as 8-bit integers with a scale per
         output channel, "int8+embedding" the embedding too, with a scale per token. Qwix makes them
         (`pip install '.[int8]'`). "int4" stores kernels as 4-bit numbers with a scale per 32 of an
-        output channel, and the embedding in 8 bits. Such a model can decode, but not be trained or
-        saved. None: all parameters have `param_dtype`.
+        output channel, and the embedding in 8 bits, "int4+embedding" that too in 4. Such a model
+        can decode, but not be trained or saved. None: all parameters have `param_dtype`.
 
     Raises:
       FileNotFoundError: for a missing directory or file.

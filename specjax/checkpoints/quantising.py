@@ -65,8 +65,9 @@ def _quantise(
             begins = (number, 0, channels.start) if axis else (number, channels.start, 0)
             dims = len(view.shape)
             check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
+        last = axis == 1 or kind.is_transposed
         for part, numbers in zip(parts, of_block(block), strict=True):
-            part[(..., channels) if axis else channels] = np.asarray(numbers)
+            part[(..., channels) if last else channels] = np.asarray(numbers)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for number, (matrix, *parts) in enumerate(matrices_of(view, *arrays)):
@@ -100,8 +101,10 @@ def _of_arrays(
 
 @functools.cache
 def _quantiser(kind: type[QuantisedWeight]) -> Callable[[np.ndarray], Sequence[Any]]:
-    to_4_bits: Any = jit(lambda block: tuple(jax.tree.leaves(Int4Weight.of(block))))
-    quantise = to_4_bits if kind is Int4Weight else _to_8_bits(kind.channel_axis())
+    if issubclass(kind, Int4Weight):
+        quantise: Any = jit(lambda block: tuple(jax.tree.leaves(kind.of(block))))
+    else:
+        quantise = _to_8_bits(kind.channel_axis())
 
     def on_host(block: np.ndarray) -> Sequence[Any]:
         # Qwix needs JAX's default promotions.

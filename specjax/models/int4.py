@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float16, Float32, UInt8
+from jaxtyping import Array, Float16, Float32, Integer, UInt8
 
 from specjax.models.weights import StoredWeight
 from specjax.types import traced_dataclass
@@ -39,9 +39,9 @@ class Int4Weight(StoredWeight):
 
     def read(self, dtype: Any) -> Array:
         halves = jnp.stack([self.values & 15, self.values >> 4], axis=1)
-        groups = halves.reshape(-1, GROUP, self.shape[1]).astype(jnp.float32)
+        groups = halves.reshape(-1, GROUP, halves.shape[-1]).astype(jnp.float32)
         scales, lows = (x.astype(jnp.float32)[:, None] for x in (self.scales, self.lows))
-        return (groups * scales + lows).reshape(self.shape).astype(dtype)
+        return (groups * scales + lows).reshape(-1, halves.shape[-1]).astype(dtype)
 
     def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
         # The barrier keeps XLA from converting the matrix once for all, before a loop.
@@ -49,7 +49,7 @@ class Int4Weight(StoredWeight):
         return dot(x, weight.read(x.dtype))
 
     @classmethod
-    def abstract(cls, shape: tuple[int, ...]) -> "Int4Weight":
+    def abstract(cls, shape: tuple[int, ...]) -> Self:
         rows, columns = shape
         groups: Any = jax.ShapeDtypeStruct((rows // GROUP, columns), jnp.float16)
         values: Any = jax.ShapeDtypeStruct((rows // 2, columns), jnp.uint8)
@@ -87,3 +87,41 @@ class Int4Weight(StoredWeight):
     def channel_axis() -> int:
         """The axis of a matrix whose entries are quantised alone."""
         return 1
+
+
+@traced_dataclass
+class Int4Embedding(Int4Weight):
+    """An embedding in 4 bits, with a scale and a lowest number for each 32 entries of a token.
+
+    Entry (i, j) of the matrix is entry (j, i) of an `Int4Weight` with these arrays.
+    """
+
+    is_transposed: ClassVar[bool] = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        width, tokens = super().shape
+        return tokens, width
+
+    def read(self, dtype: Any) -> Array:
+        return super().read(dtype).T
+
+    def rows(self, index: Integer[Array, "*B"], dtype: Any) -> Array:
+        few = jax.tree.map(lambda x: jnp.take(x, index.reshape(-1), axis=1, mode="clip"), self)
+        return few.read(dtype).reshape(*index.shape, -1)
+
+    @classmethod
+    def abstract(cls, shape: tuple[int, ...]) -> Any:
+        return super().abstract(shape[::-1])
+
+    @classmethod
+    def axes(cls, names: Any) -> Any:
+        return super().axes(names[::-1])
+
+    @classmethod
+    def of(cls, matrix: Float32[Array, "n m"]) -> Self:
+        return super().of(matrix.T)
+
+    @staticmethod
+    def channel_axis() -> int:
+        return 0

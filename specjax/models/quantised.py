@@ -6,14 +6,13 @@ from typing import Any
 import jax
 
 from specjax.errors import UserError
-from specjax.models.int4 import GROUP, Int4Weight
+from specjax.models.int4 import GROUP, Int4Embedding, Int4Weight
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.weights import is_stack
 from specjax.types import Params
 
-INT8, WITH_EMBEDDING, INT4 = "int8", "int8+embedding", "int4"
-FORMS = (INT8, WITH_EMBEDDING, INT4)
-_EMBEDDINGS = ("token_embedder/embedding", "layer_inputs/embedding")
+FORMS = ("int8", "int8+embedding", "int4", "int4+embedding")
+_TABLE, _INPUTS = "token_embedder/embedding", "layer_inputs/embedding"
 
 QuantisedWeight = Int8Weight | Int4Weight
 
@@ -31,10 +30,12 @@ def quantised_form(
     if form is None:
         return None
     if len(shape) == 2 and path.endswith("/kernel"):
-        return Int4Weight if form == INT4 and shape[0] % GROUP == 0 else Int8Weight
+        return Int4Weight if form.startswith("int4") and shape[0] % GROUP == 0 else Int8Weight
     if is_stack(path, shape):
         return Int8Weight
-    return Int8Embedding if path in _EMBEDDINGS and form != INT8 else None
+    if path == _TABLE and form == "int4+embedding" and shape[1] % GROUP == 0:
+        return Int4Embedding
+    return Int8Embedding if path in (_TABLE, _INPUTS) and form != "int8" else None
 
 
 def abstract_quantised(params: Params, form: str | None) -> Params:

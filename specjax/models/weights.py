@@ -39,6 +39,7 @@ class StoredWeight(abc.ABC):
         """The shape of the matrix."""
 
     is_scaled: ClassVar[bool] = False  # whether its arrays are numbers and a factor of each output
+    is_transposed: ClassVar[bool] = False  # whether they are those of the transpose
 
     @abc.abstractmethod
     def read(self, dtype: Any) -> Array:
@@ -146,12 +147,13 @@ def product(
       network_dtype: that of the activations, which decides the precision; None: x's.
     """
     precision = product_precision(x.dtype if network_dtype is None else network_dtype)
-    kernel, plain = _forms(jax.tree.structure(weight), contract, dtype, precision)
+    by_rows = (contract == 1) != (isinstance(weight, StoredWeight) and weight.is_transposed)
+    kernel, plain = _forms(jax.tree.structure(weight), contract, by_rows, dtype, precision)
     numbers = jax.tree.leaves(weight)
 
     def once(x: Array, *numbers: Array) -> Array:
         readable = not isinstance(weight, StoredWeight) or weight.is_scaled
-        if readable and cpu_kernels.takes(x, numbers[0], by_rows=contract == 1):
+        if readable and cpu_kernels.takes(x, numbers[0], by_rows=by_rows):
             return on_one_cpu(x, *numbers, kernel=kernel, plain=plain)
         return plain(x, *numbers)
 
@@ -166,9 +168,9 @@ def product(
 
 # Cached because they identify programs.
 @functools.cache
-def _forms(tree: Any, contract: int, dtype: Any, precision: Any) -> tuple[Any, Any]:
+def _forms(tree: Any, contract: int, by_rows: bool, dtype: Any, precision: Any) -> tuple[Any, Any]:
     def kernel(x: Array, *numbers: Array) -> Array:
-        y = cpu_kernels.product(x.astype(jnp.float32), *numbers, by_rows=contract == 1)
+        y = cpu_kernels.product(x.astype(jnp.float32), *numbers, by_rows=by_rows)
         return y.astype(dtype or x.dtype)
 
     def plain(x: Array, *numbers: Array) -> Array:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.checks import require
@@ -374,6 +375,8 @@ def _look(bench: Bench, points: Points, parts: Parts, setting: Setting, part: st
         error.__traceback__ = None  # frees the objects in its frames
         gc.collect()
         raise MeasuringError(error) from None
+    finally:
+        jax.clear_caches()  # the programs of a setting of a large pair are more than 1 GB
     used = [name for name in ("verifier", *setting.drafters) if name in models]
     about = {
         "over_verifier": {

@@ -368,13 +368,13 @@ class _Reader:
         }
 
     def warm(self, chunks: list[list[int]], seed: int) -> None:
-        """Decodes a chunk of each shape."""
+        """Compiles the programs of each shape of a chunk; a limit of one token does."""
         shapes: dict[int, list[int]] = {}
         for chunk in chunks:
             longest = max(len(self._bench.prompts[i]) for i in chunk)
             shapes.setdefault(int(np.searchsorted(self._decoder.buckets, longest)), chunk)
         for chunk in shapes.values():
-            self._decoder(**self._arguments(chunk, seed), progress=False)
+            self._decoder(**self._arguments(chunk, seed), max_new_tokens=1, progress=False)
 
     def timed(self, seed: int, chunk: list[int]) -> tuple[float, Result]:
         """The seconds of a chunk, and its result."""

@@ -151,7 +151,7 @@ def load_text_model(
       head: whether to load the acceptance head, if the directory has it.
       replicate: whether each device of the mesh has the whole model, which then needs no
         collectives; if not, the mesh's axis `model` splits it.
-      weights: "int8", "int8+embedding" or "int4"; see `specjax.checkpoints.load_model`. Those of a
+      weights: a form of matrices, such as "int8"; see `specjax.checkpoints.load_model`. Those of a
         draft head are not quantised.
       verifier: of a draft head the model that it is for, whose tokenizer and mesh it has.
 

@@ -28,12 +28,13 @@ WO = "decoder/layers_0/mlp/wo/kernel"
 def saved(tmp_path):
     """Writes a model; returns its directory and its parameters."""
 
-    def save(name="t5_v1_1", format="hf", entries=()):
-        flat = {path: np.array(x) for path, x in flatten(random_params(CONFIGS[name])).items()}
+    def save(name="t5_v1_1", format="hf", entries=(), **sizes):
+        config = CONFIGS[name].replace(**sizes)
+        flat = {path: np.array(x) for path, x in flatten(random_params(config)).items()}
         for at, value in entries:
             flat[WO][at] = value
         params = unflatten(flat)
-        path = save_model(tmp_path / format, CONFIGS[name], params, format=format, replace=True)
+        path = save_model(tmp_path / format, config, params, format=format, replace=True)
         return path, params
 
     return save
@@ -67,18 +68,18 @@ def test_the_integers_are_those_of_qwix(saved, monkeypatch, name, block):
 @pytest.mark.parametrize("block", [quantising._BLOCK, 50])
 def test_4_bits_are_those_of_whole_matrices(saved, monkeypatch, block):
     monkeypatch.setattr(quantising, "_BLOCK", block)
-    path, params = saved("llama")
+    path, params = saved("llama", embed_dim=32)
     floats, mesh, out = (
         flatten(params),
         make_mesh(1, 2),
         "decoder/layers_0/self_attention/out/kernel",
     )
-    for found in (load_model(path, weights="int4", mesh=x) for x in (None, mesh)):
+    for found in (load_model(path, weights="int4+embedding", mesh=x) for x in (None, mesh)):
         weights = flatten(found.params)
         weights = {name: x for name, x in weights.items() if isinstance(x, Int4Weight)}
-        assert out in weights
+        assert {out, "token_embedder/embedding"} <= weights.keys()
         for name, weight in weights.items():
-            whole = Int4Weight.of(jnp.asarray(floats[name]))
+            whole = type(weight).of(jnp.asarray(floats[name]))
             difference = np.abs(weight.read(jnp.float32) - whole.read(jnp.float32))
             assert difference.max() <= 1e-3 * np.abs(floats[name]).max()
     assert weights[out].values.sharding.spec[0] == "model"

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from specjax import cpu_kernels
 from specjax.models import int8, model_from_config, preset
-from specjax.models.int4 import Int4Weight
+from specjax.models.int4 import Int4Embedding, Int4Weight
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.quantised import (
     FORMS,
@@ -30,7 +30,7 @@ from tests.variants import variants
 def made(kind, shape, seed=0):
     """A random weight."""
     rng = np.random.default_rng(seed)
-    if kind is Int4Weight:
+    if issubclass(kind, Int4Weight):
         return kind.of(jnp.asarray(rng.normal(size=shape), jnp.float32))
     values = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
     scales = rng.uniform(0.001, 0.01, shape[kind.channel_axis()])
@@ -83,9 +83,9 @@ def test_products_are_those_of_the_matrix(size, tokens, dtype):
 
 @pytest.mark.parametrize("size", [60, 131, 300])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", [Int8Weight, Int8Embedding])
+@pytest.mark.parametrize("kind", [Int8Weight, Int8Embedding, Int4Embedding])
 def test_logits_and_rows_are_those_of_the_matrix(size, dtype, kind):
-    shape = (size, 64) if kind is Int8Embedding else (64, size)
+    shape = (64, size) if kind is Int8Weight else (size, 64)
     contract = shape.index(64)
     weight = made(kind, shape)
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 64)), dtype)
@@ -136,7 +136,7 @@ def test_numbers_that_had_4_bits_have_them_again():
         assert largest < bound * count and (bound < np.inf or largest > 0.1)
 
 
-QUICK = [("t5_v1_0", "int8+embedding"), ("llama", "int8"), ("gemma2", "int4")]
+QUICK = [("t5_v1_0", "int8+embedding"), ("llama", "int8"), ("gemma2", "int4+embedding")]
 
 
 @pytest.mark.parametrize("case", variants(itertools.product(CONFIGS, FORMS), *QUICK), ids=str)
@@ -158,7 +158,7 @@ def test_every_family_gives_the_logits_of_the_same_numbers_as_arrays(case):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_which_parameters_are_in_8_bits(name):
     shapes = flatten_dict(model_from_config(CONFIGS[name]).abstract_params(), sep="/")
-    plain, embedded, fewest = (
+    plain, embedded, fewer, fewest = (
         {path: quantised_form(path, leaf.shape, form) for path, leaf in shapes.items()}
         for form in FORMS
     )
@@ -173,12 +173,14 @@ def test_which_parameters_are_in_8_bits(name):
     assert {embedded[path] for path in changed} == {Int8Embedding}
     for path, leaf in shapes.items():
         few = plain[path] is Int8Weight and len(leaf.shape) == 2 and leaf.shape[0] % 32 == 0
-        assert fewest[path] is (Int4Weight if few else embedded[path]), path
+        assert fewer[path] is (Int4Weight if few else embedded[path]), path
+        table = path == "token_embedder/embedding" and leaf.shape[1] % 32 == 0
+        assert fewest[path] is (Int4Embedding if table else fewer[path]), path
 
 
 @pytest.mark.parametrize("bad", ["int2", "", 8, True, ("int8",)])
 def test_other_forms_are_refused(bad):
-    expected = r"`weights` must be one of int8, int8\+embedding, int4, or None, got"
+    expected = r"`weights` must be one of int8, int8\+embedding, int4, int4\+embedding, or None"
     with pytest.raises(ValueError, match=expected):
         check_form(bad)
     with pytest.raises(ValueError, match="one of int8, int8"):
