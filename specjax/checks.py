@@ -149,6 +149,9 @@ def in_names(text: str, names: Mapping[str, str]) -> str:
     return re.sub("|".join(words), lambda word: names[word[0]], text) if words else text
 
 
+PathLike = str | os.PathLike[str]
+
+
 def check_path(path: Any, what: str = "") -> None:
     """Raises UserError for an invalid path; `what` is "name=" in messages."""
     if not isinstance(path, str | os.PathLike):

@@ -233,14 +233,8 @@ class Kernel(Code):
                 halves = []
                 for first in (0, half):
                     begins = [first + width * i for i in range(held * len(pair))]
-                    taken = ", ".join(f"i32 {at + i}" for at in begins for i in range(half))
-                    a, b = pair[0], pair[-1]
-                    halves.append(
-                        self.let(
-                            f"shufflevector <{size} x float> {a}, <{size} x float> {b}, "
-                            f"<{half * len(begins)} x i32> <{taken}>"
-                        )
-                    )
+                    taken = [at + i for at in begins for i in range(half)]
+                    halves.append(self.mixed([pair[0], pair[-1]], f"<{size} x float>", taken))
                 of = f"<{half * held * len(pair)} x float>"
                 vectors.append(self.let(f"fadd {of} {halves[0]}, {halves[1]}"))
             held, width = held * len(pairs[0]), half

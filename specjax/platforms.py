@@ -62,12 +62,6 @@ def is_for_one_device() -> bool:
     return part is None or (part is not False and part.mesh.size == 1)
 
 
-def vocabulary_ways() -> int:
-    """The number of devices that split the vocabulary of the traced program; 1 if unknown."""
-    part = _partitioner.get(None)
-    return 1 if part is None else part.ways("vocab")
-
-
 def is_special() -> bool:
     """Whether the traced program is for several devices, or uses the TPU form anywhere."""
     part = _partitioner.get(None)

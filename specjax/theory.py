@@ -71,23 +71,6 @@ def expected_calls(acceptance: ArrayLike) -> float:
     return float(calls[0])
 
 
-def tokens_generating_function(acceptance: float, draft: int, x: float) -> float:
-    """E[x^N] for the number N of tokens that a round emits: phi_{a,k}(x).
-
-    phi_{a,k}(x) = 1 + (x - 1) (1 - (a x)^{k+1}) / (1 - a x).
-
-    Args:
-      acceptance: a in [0, 1].
-      draft: k >= 0.
-      x: in [0, 1].
-
-    Source: arXiv 2312.11462, theorem 4.1.
-    """
-    a, k = _rate("acceptance", acceptance), _count("draft", draft)
-    x = _rate("x", x)
-    return 1.0 + (x - 1.0) * _series([a * x] * k)
-
-
 def speculative_ewif(acceptance: float, draft: int, cost: float) -> float:
     """The EWIF of one drafter: (1 - a^{k+1}) / ((1 - a) (c k + 1)).
 
@@ -170,10 +153,13 @@ def vertical_expected_tokens(acceptance: float, inner: float, draft: int, rounds
 
     Source: arXiv 2312.11462, theorem 4.3.
     """
-    a, n = _rate("acceptance", acceptance), _count("rounds", rounds)
+    a, b = _rate("acceptance", acceptance), _rate("inner", inner)
+    k, n = _count("draft", draft), _count("rounds", rounds)
     if a == 1.0:
-        return 1.0 + n * expected_tokens(inner, draft)
-    return (1.0 - a * tokens_generating_function(inner, draft, a) ** n) / (1.0 - a)
+        return 1.0 + n * expected_tokens(b, k)
+    # phi_{b, k}(a), the mean of a^N, where an inner round emits N tokens: theorem 4.1.
+    phi = 1.0 + (a - 1.0) * _series([b * a] * k)
+    return (1.0 - a * phi**n) / (1.0 - a)
 
 
 def vertical_ewif(

@@ -299,11 +299,6 @@ def write_checksums(
     write_atomically(directory / CHECKSUMS_NAME, (json.dumps(values, indent=1) + "\n").encode())
 
 
-def has_checksums(directory: Path) -> bool:
-    """Whether a directory has the file of `write_checksums`."""
-    return (directory / CHECKSUMS_NAME).is_file()
-
-
 def find_damage(directory: Path, *, owner: Mapping[str, Any] | None = None) -> str | None:
     """Describes the first difference from the checksums; None if there is no difference."""
     try:

@@ -56,11 +56,8 @@ class ArrayReader(Protocol):
     directory: Path
     specs: dict[str, ArraySpec]
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        """Yields `(name, array)` in the requested order.
-
-        An array may be a memory map, a `Stack` or a `QuantisedMatrix`.
-        """
+    def read(self, name: str) -> Any:
+        """An array, perhaps a memory map, a `Stack` or a `QuantisedMatrix`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +184,8 @@ def materialise(
     flat: dict[str, Any] = {}
     shown: Any = {"total": sum(map(stored, users)), "unit": "B", "unit_scale": True, "leave": False}
     with tqdm.tqdm(**shown, desc=reader.directory.name, disable=None, delay=2.0) as bar:
-        for source, array in reader.arrays(largest_first):
+        for source in largest_first:
+            array = reader.read(source)
             for path in users[source]:
                 view = pieces[path].view(array)
                 if others is not None and path in others:

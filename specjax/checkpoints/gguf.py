@@ -5,16 +5,15 @@ a Llama's queries and keys are interleaved, and a Gemma's norms include the 1 th
 """
 
 import re
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.checkpoints.arrays import ArraySpec
+from specjax.checkpoints.arrays import ArrayReader, ArraySpec
 from specjax.checkpoints.gguf_blocks import KINDS, QuantisedMatrix
-from specjax.checkpoints.hf import HFReader, open_hf
+from specjax.checkpoints.hf import open_hf
 from specjax.checks import require
 from specjax.errors import UserError
 from specjax.models import LlamaConfig, ModelConfig
@@ -94,10 +93,6 @@ class GGUFReader:
             inner = "pre_feedforward_layernorm"
         return f"model.layers.{layer}.{inner}{ending}"
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        for name in names:
-            yield name, self.read(name)
-
     def read(self, name: str) -> np.ndarray | QuantisedMatrix:
         """Maps an array of floats; any other becomes floats, some where they are placed."""
         kind, start, shape = self._places[name]
@@ -120,7 +115,9 @@ class GGUFReader:
         return array
 
 
-def open_gguf(file: Path, config: ModelConfig | None) -> tuple[HFReader, ModelConfig, SpecialIds]:
+def open_gguf(
+    file: Path, config: ModelConfig | None
+) -> tuple[ArrayReader, ModelConfig, SpecialIds]:
     """A file's reader, its configuration (or `config` instead), and the ids that it may lack."""
     header = read_header(file)
     if header.read("split.count", WHOLE, 1) > 1:

@@ -7,9 +7,9 @@ import functools
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -132,10 +132,6 @@ class SafetensorsReader:
             check_floating(self.directory, {name: spec})
         return self._mappers[name](spec.dtype, spec.shape)
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        for name in names:
-            yield name, self.read(name)
-
 
 # The shard of each array; {}: there is a single file.
 def _weight_map(directory: Path) -> dict[str, str]:
@@ -160,15 +156,9 @@ def _weight_map(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-class HFReader(ArrayReader, Protocol):
-    """Arrays under Hugging Face's names."""
-
-    def read(self, name: str) -> Any: ...
-
-
 def open_hf(
-    directory: Path, config: ModelConfig | None, reader: HFReader | None = None
-) -> tuple[HFReader, ModelConfig, SpecialIds]:
+    directory: Path, config: ModelConfig | None, reader: ArrayReader | None = None
+) -> tuple[ArrayReader, ModelConfig, SpecialIds]:
     """A directory's reader, its configuration (`config` instead of config.json's), and its ids.
 
     The ids are those that transformers assumes if files have none. `reader` has the arrays of a
@@ -256,13 +246,13 @@ def _nested(family: Family, model_type: str) -> Nested | None:
     return around if around is not None and around.model_type == model_type else None
 
 
-def _embedding(reader: HFReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
+def _embedding(reader: ArrayReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
     names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
 
 
 def hf_pieces(
-    reader: HFReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
+    reader: ArrayReader, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Piece]:
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
@@ -291,13 +281,13 @@ def hf_pieces(
     return pieces
 
 
-def renaming_of(reader: HFReader, names: Sequence[Renaming], shape: tuple[int, ...]) -> Renaming:
+def renaming_of(reader: ArrayReader, names: Sequence[Renaming], shape: tuple[int, ...]) -> Renaming:
     """Those names of a parameter that the checkpoint has, or the first."""
     return next((x for x in names if x.arrays(shape)[0].hf in reader.specs), names[0])
 
 
 def sources(
-    reader: HFReader,
+    reader: ArrayReader,
     config: ModelConfig,
     lines: Mapping[str, Renaming],
     shapes: Mapping[str, tuple[int, ...]],
@@ -370,7 +360,7 @@ def _part(
     return view(part.reshape(*before, -1, *after))
 
 
-def _stack(reader: HFReader, names: Sequence[str], _: np.ndarray) -> Stack:
+def _stack(reader: ArrayReader, names: Sequence[str], _: np.ndarray) -> Stack:
     return Stack([reader.read(name).T for name in names])
 
 

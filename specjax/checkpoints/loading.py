@@ -32,6 +32,7 @@ from specjax.checkpoints.quantising import quantised_placers
 from specjax.checkpoints.t5x import step_of, t5x_directory, t5x_reader
 from specjax.checkpoints.t5x_network import ParamTree, find_gin, infer_config
 from specjax.checkpoints.tunix import tunix_pieces
+from specjax.checks import PathLike
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import check_fits, nbytes
 from specjax.models import Model, ModelConfig, T5Config, preset
@@ -48,9 +49,7 @@ from specjax.tokenizers.model_files import (
     special_ids_from_json,
 )
 from specjax.types import Params
-from specjax.writing import CHECKSUMS_NAME, find_damage, has_checksums
-
-PathLike = str | os.PathLike[str]
+from specjax.writing import CHECKSUMS_NAME, find_damage
 
 VERSION = 1  # of specjax.json
 
@@ -257,7 +256,7 @@ def _open(path: PathLike, config: ModelConfig | PathLike | None, check_files: bo
 
 def check_checksums(path: Path) -> None:
     """Compares a checkpoint's files with its checksums, if it has any."""
-    if has_checksums(path) and (why := find_damage(path)):
+    if (path / CHECKSUMS_NAME).is_file() and (why := find_damage(path)):
         raise UserError(
             f"{path}: {why}: copy the checkpoint again; if you changed it on purpose, "
             f"delete {CHECKSUMS_NAME}"

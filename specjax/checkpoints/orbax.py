@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,6 @@ class OrbaxReader:
         }
         check_sizes(directory, self.specs)
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        # A call of Orbax per array: a single call would hold all their buffers at once.
-        for name in names:
-            yield name, self.read(name)
-
     def shards(
         self, dtype: np.dtype, shardings: Mapping[str, jax.sharding.Sharding], check: bool
     ) -> dict[str, Any]:
@@ -76,7 +71,7 @@ class OrbaxReader:
         return unflatten(flat)
 
     def read(self, name: str, how: Any = _AS_NUMPY) -> Any:
-        """An array, by default as one of NumPy."""
+        """An array, by default as one of NumPy; a call for all would hold all buffers at once."""
         item = unflatten({f"{self._prefix}{name}": 0})
         ways = jax.tree.map(lambda _: how, item)
         args = ocp.args.PyTreeRestore(item, ways, partial_restore=True)

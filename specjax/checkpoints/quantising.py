@@ -54,7 +54,7 @@ def quantised_placers(
 def _quantise(
     view: View, *, kind: type[QuantisedWeight], name: str | None, places: Sequence[Sharding]
 ) -> QuantisedWeight:
-    axis, of_block = kind.channel_axis(), _quantiser(kind)
+    axis, of_block = kind.channel_axis, _quantiser(kind)
     shapes, tree = jax.tree.flatten(kind.abstract(view.shape))
     arrays = [np.empty(x.shape, x.dtype) for x in shapes]
 
@@ -104,7 +104,7 @@ def _quantiser(kind: type[QuantisedWeight]) -> Callable[[np.ndarray], Sequence[A
     if issubclass(kind, Int4Weight):
         quantise: Any = jit(lambda block: tuple(jax.tree.leaves(kind.of(block))))
     else:
-        quantise = _to_8_bits(kind.channel_axis())
+        quantise = _to_8_bits(kind.channel_axis)
 
     def on_host(block: np.ndarray) -> Sequence[Any]:
         # Qwix needs JAX's default promotions.

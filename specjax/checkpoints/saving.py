@@ -88,7 +88,7 @@ def save_model(
         )
     flat = _checked(config, params)
     check_format(config, format)
-    disk_dtype = _disk_dtype(flat, dtype)
+    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
     ids = _all_ids(config, special_ids, tokenizer_from)
     longest = max_position_embeddings
     with new_directory(Path(path), replace=replace) as directory:
@@ -96,21 +96,19 @@ def save_model(
             copy_tokenizer_files(Path(tokenizer_from), directory)
         if format == "hf":
             hf.write_hf(
-                directory, config, flat, ids=ids, dtype=disk_dtype, max_position_embeddings=longest
+                directory, config, flat, ids=ids, dtype=disk, max_position_embeddings=longest
             )
         elif format == "t5x":
             assert isinstance(config, T5Config)
             written, arrays = as_t5x(config, flat)
-            t5x.write_t5x(directory, arrays, step=step, dtype=disk_dtype)
+            t5x.write_t5x(directory, arrays, step=step, dtype=disk)
             (directory / GIN_FILES[0]).write_text(gin_text({"": written}))
         else:
             orbax.write_orbax(
                 directory,
-                jax.tree.map(
-                    lambda x: x if x.dtype == disk_dtype else x.astype(disk_dtype), params
-                ),
+                jax.tree.map(lambda x: x if x.dtype == disk else x.astype(disk), params),
             )
-            stored = config_to_dict(config.replace(param_dtype=disk_dtype))
+            stored = config_to_dict(config.replace(param_dtype=disk))
             values = {"version": VERSION, "config": stored, "step": step, **ids.to_json()}
             if longest is not None:
                 values["max_position_embeddings"] = longest
@@ -179,12 +177,6 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
     return {name: flat[name] for name in shapes}
 
 
-def _disk_dtype(flat: dict[str, Any], dtype: Any) -> np.dtype:
-    if dtype is not None:
-        return float_dtype(dtype)
-    return common_dtype(value.dtype for value in flat.values())
-
-
 def save_t5x_pair(
     path: str | os.PathLike[str],
     *,
@@ -212,7 +204,7 @@ def save_t5x_pair(
     for role, source in (("verifier", verifier), ("drafter", drafter)):
         own, steps[role], configs[role] = _t5x_arrays(Path(source), check_weights)
         arrays |= {f"{role}/{name}": value for name, value in own.items()}
-    disk = _disk_dtype(arrays, dtype)
+    disk = common_dtype(x.dtype for x in arrays.values()) if dtype is None else float_dtype(dtype)
     with new_directory(Path(path)) as directory:
         copy_tokenizer_files(Path(verifier), directory)
         t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)

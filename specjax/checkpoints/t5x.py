@@ -12,7 +12,7 @@ Source: `t5x/checkpoints.py`.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -119,11 +119,7 @@ class T5XReader:
             raise UserError(f"{path}: {name} points to {inside}, outside the checkpoint")
         return self.directory / inside
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-        for name in names:
-            yield name, self._read(name)
-
-    def _read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray:
         leaf = self._leaves[name]
         if not isinstance(leaf, np.ndarray):
             try:

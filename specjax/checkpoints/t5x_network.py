@@ -91,7 +91,7 @@ class ParamTree:
         """Replaces equal position biases of layers by one per stack, if both stacks allow it."""
         layers = [name for name in self.specs if _LAYER_BIAS.fullmatch(name)]
         wanted = list(dict.fromkeys(self.pieces[name].source for name in layers))
-        arrays = dict(self._reader.arrays(wanted))
+        arrays = {source: self._reader.read(source) for source in wanted}
         first: dict[str, np.ndarray] = {}
         for name in layers:
             piece = self.pieces[name]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -111,16 +111,6 @@ class Batching:
         object.__setattr__(self, "tokens_per_batch", tokens)
 
 
-class Layout(Protocol):
-    """Puts pairs into the arrays of one batch; must be a frozen dataclass."""
-
-    def lengths(self, pairs: TokenPairs) -> Int64[np.ndarray, " N"]:
-        """The smallest bucket length that each pair fits into."""
-
-    def fill(self, members: Sequence[tuple[np.ndarray, np.ndarray]], rows: int, length: int) -> Any:
-        """A pytree of arrays `[rows, ...]` with at most `rows` members, padded on the right."""
-
-
 class PairBatch(NamedTuple):
     """A batch for an encoder-decoder, of NumPy, or of JAX inside a step; padded on the right.
 
@@ -211,7 +201,7 @@ class BucketedBatches:
         self,
         pairs: TokenPairs,
         batching: Batching,
-        layout: Layout | None = None,
+        layout: "PairLayout | JoinedLayout | None" = None,
         *,
         row_multiple: int = 1,
         seed: int | None = 0,

@@ -397,23 +397,15 @@ class _FallbackCascade(PairMethod):
     def max_draft(self) -> int:
         return self.limit
 
-    @abc.abstractmethod
-    def fallback(self, rule: Any) -> Any:
-        """The rule that ends a draft when it defers."""
-
-    @abc.abstractmethod
-    def rollback(self, rule: Any) -> Any:
-        """The rule that cuts the draft where it first defers, or None."""
-
     def step(self, params: MethodParams, state: DecodeState) -> Step:
         rule = per_row(params.rule, state.steps)
         active, per_draw = ~state.finished, num_uniforms(self.vocab_size)
         uniforms = step_uniforms(state, (self.limit + 1) * per_draw)
         uniforms = uniforms.reshape(-1, self.limit + 1, per_draw)
-        rollback = self.rollback(rule)
-        drafted = self._draft(
-            params.drafter, state, self.fallback(rule), rollback, uniforms[:, :-1]
-        )
+        fallback, rollback = rule, None
+        if isinstance(rule, FallbackRollback):
+            fallback, rollback = rule.fallback, rule.rollback
+        drafted = self._draft(params.drafter, state, fallback, rollback, uniforms[:, :-1])
         # A stop string ends the draft. Without a rollback rule it also ends the row.
         ended = drafted.ended | (drafted.stopped if rollback is None else False)
         waiting = active & ~ended & ~drafted.nan
@@ -589,12 +581,6 @@ class TokenCascade(_FallbackCascade):
     def check_rule(self, rule: Any) -> None:
         check_reads_drafter_alone("rule", rule, ", or the oracle cascade, which runs both models")
 
-    def fallback(self, rule: Any) -> Any:
-        return rule
-
-    def rollback(self, rule: Any) -> Any:
-        return None
-
 
 @dataclasses.dataclass(frozen=True)
 class BiLDCascade(_FallbackCascade):
@@ -612,12 +598,6 @@ class BiLDCascade(_FallbackCascade):
                 f"rule must be a rules.FallbackRollback, got {rule!r}: give "
                 "rules.FallbackRollback(fallback=rules.Chow(0.4), rollback=rules.BiLD(2.0))"
             )
-
-    def fallback(self, rule: FallbackRollback) -> Any:
-        return rule.fallback
-
-    def rollback(self, rule: FallbackRollback) -> Any:
-        return rule.rollback
 
 
 class Response(NamedTuple):

@@ -161,13 +161,6 @@ def unread(history: History, positions: Array, drafted: Array, width: int) -> Un
     return Unread(tokens, starts, positions - starts)
 
 
-def note_caught_up(history: History, positions: Array, rows: Array) -> History:
-    """Notes that `rows [B]` have been read up to their last committed token."""
-    return history._replace(
-        read=jnp.where(rows, jnp.maximum(history.read, positions), history.read)
-    )
-
-
 def note_block(
     history: History, positions: Int32[Array, " B"], drafted: Int32[Array, "B G"], count: Array
 ) -> History:

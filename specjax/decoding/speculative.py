@@ -310,9 +310,17 @@ class Round:
             # Only a rule that reads the drafter emits tokens whose p may round to 0.
             with_logits=with_log_probs or rule.reads_draft,
         )
+        # A NaN anywhere in a block makes all probabilities NaN. It ends the row, even if that might
+        # not have reached it: a choice that depends on earlier tokens would be biased.
+        position = jnp.arange(scored.p.shape[1])[None]
+        in_verifier = jnp.isnan(scored.p[..., 0]) & (position <= block.num_drafted[:, None])
+        nan_in_verifier, nan_in_drafter = in_verifier.any(axis=1), jnp.zeros(limits.shape, bool)
         if block.probs is not None:
             block = block._replace(probs=rows_in_tiles(block.probs))
-        nan_in_verifier, nan_in_drafter = _nan_in_passes(block, scored.p)
+            in_drafter = jnp.isnan(block.probs[..., 0])
+            if block.drawn_from is None:  # else rows without a draw are 0
+                in_drafter &= position < block.num_drafted[:, None]
+            nan_in_drafter = in_drafter.any(axis=1)
 
         # Rule. The bonus row of the block is not filled in yet; it is read only later.
         q = draft_probs(block, self.verifier.vocab_size) if rule.reads_draft else scored.p
@@ -356,15 +364,20 @@ class Round:
 
         # Report: targets and statistics of what was emitted.
         last_target = jnp.where(whole[:, None], after.target, jax.vmap(row)(targets, accepted))
-        sources = _round_sources(block, accepted) if with_sources else None
+        sources = None
+        if with_sources:
+            last = jnp.where(block.num_drafted == 0, _NO_DRAFT, _BONUS)
+            last = jnp.where(whole, last, _RESIDUAL)
+            sources = emit(drafted_sources(block) + len(OWN), accepted, last)
         counts = accepted + 1
         real = jnp.arange(tokens.shape[1])[None] < counts[:, None]
         logs = logs_along(p, scored.logits, sampling, tokens, real, with_plain=with_log_probs)
-        log_target, nan_in_rule = _target_logs(
-            targets, block.tokens, last_target, tokens, counts, accepted
-        )
-        at_bonus = jnp.arange(targets.shape[1])[None] == jnp.where(whole, accepted, -1)[:, None]
-        targets = jnp.where(at_bonus[..., None], after.target[:, None], targets)
+        chances = jax.vmap(jax.vmap(entry))(targets, jnp.pad(block.tokens, ((0, 0), (0, 1))))
+        at_last = jnp.arange(targets.shape[1])[None] == accepted[:, None]
+        of_last = jax.vmap(entry)(last_target, next_token)[:, None]
+        log_target = jnp.log(jnp.where(at_last, of_last, chances))
+        nan_in_rule = (jnp.isnan(log_target) & real).any(axis=1)
+        targets = jnp.where((at_last & whole[:, None])[..., None], after.target[:, None], targets)
         nan_in = jnp.where(
             nan_in_verifier,
             0,
@@ -469,7 +482,9 @@ class Round:
         longest = jnp.max(jnp.where(active, drafted + lacks.lags, 0)) + 1
         options |= {"skipped": lacks.lags, "rows": full}
         scored = score(*reader, lacks.tokens, lacks.starts, longest, **options)
-        history = history_lib.note_caught_up(state.history, state.positions, active)
+        read = state.history.read
+        read = jnp.where(active, jnp.maximum(read, state.positions), read)
+        history = state.history._replace(read=read)
         count = block.num_drafted + 1
         history = history_lib.note_block(history, state.positions, block.tokens, count)
         return scored, state._replace(history=history)
@@ -587,23 +602,6 @@ class Speculative(Round, Method):
         )
 
 
-def _nan_in_passes(block: DraftBlock, p: Array) -> tuple[Array, Array]:
-    """Whether the verifier, of `p [B, G + 1, V]`, and the drafter gave NaN; both `[B]` bool.
-
-    A NaN anywhere in a block ends the row, even if the row might not have reached it: a choice that
-    depends on earlier tokens would be biased.
-    """
-    position = jnp.arange(p.shape[1])[None]
-    # Any NaN among the logits makes all probabilities NaN.
-    in_verifier = jnp.isnan(p[..., 0]) & (position <= block.num_drafted[:, None])
-    if block.probs is None:
-        return in_verifier.any(axis=1), jnp.zeros(p.shape[:1], bool)
-    in_drafter = jnp.isnan(block.probs[..., 0])
-    if block.drawn_from is None:  # else rows without a draw are 0
-        in_drafter &= position < block.num_drafted[:, None]
-    return in_verifier.any(axis=1), in_drafter.any(axis=1)
-
-
 def block_targets(
     rule: Any, carry: Any, *distributions: Array | None
 ) -> tuple[Float32[Array, "B N V"], Any]:
@@ -622,30 +620,6 @@ def next_target(rule: Rule, carry: Any, *distributions: Array | None) -> tuple[A
     one = (None if x is None else x[:, None] for x in distributions)
     targets, carries = block_targets(rule, carry, *one)
     return targets[:, 0], jax.tree.map(lambda x: x[:, 1], carries)
-
-
-def _target_logs(
-    targets: Array,
-    drafted: Array,
-    last_target: Array,
-    tokens: Array,
-    counts: Array,
-    accepted: Array,
-) -> tuple[Float32[Array, "B N"], Bool[Array, " B"]]:
-    """The logarithms of the emitted tokens' pi, and whether one of them is NaN."""
-    last = jnp.take_along_axis(tokens, accepted[:, None], axis=1)[:, 0]
-    real = jnp.arange(tokens.shape[1])[None] < counts[:, None]
-    chances = jax.vmap(jax.vmap(entry))(targets, jnp.pad(drafted, ((0, 0), (0, 1))))
-    at_last = jnp.arange(targets.shape[1])[None] == accepted[:, None]
-    logs = jnp.log(jnp.where(at_last, jax.vmap(entry)(last_target, last)[:, None], chances))
-    return logs, (jnp.isnan(logs) & real).any(axis=1)
-
-
-def _round_sources(block: DraftBlock, accepted: Array) -> Int32[Array, "B N"]:
-    """The sources of a round's tokens, of which `accepted [B]` were drafted."""
-    whole = jnp.where(block.num_drafted == 0, _NO_DRAFT, _BONUS)
-    last = jnp.where(accepted < block.num_drafted, _RESIDUAL, whole)
-    return emit(drafted_sources(block) + len(OWN), accepted, last)
 
 
 def inner_sources(sources: Array) -> Array:

@@ -280,7 +280,9 @@ class Lookup(Drafter):
             found = lax.top_k(agreeing.astype(jnp.float32), min(2 * self.earlier, context.shape[1]))
             match = Match(found[0].astype(jnp.int32), found[1])
         else:
-            match = longest_match(context, lengths, most=self.max_ngram, latest=self.latest)
+            # A scan in every round, so that `commit` keeps no index: it reads the context once for
+            # each eight matching tokens, little beside a verifier's pass, and needs no prefill.
+            match = _longest(*_agreement(context, lengths, self.max_ngram), self.latest)
         return LookupState(context, lengths, match, begins)
 
     def _drawn(
@@ -404,25 +406,6 @@ def _successors(params: Params) -> Int32[Array, " V"] | None:
     return leaves[0] if leaves else None
 
 
-def longest_match(
-    context: Int32[Array, "B C"],
-    lengths: Int32[Array, " B"],
-    *,
-    most: int | None = None,
-    latest: bool = False,
-) -> Match:
-    """Finds the longest ending that occurs earlier, overlaps included.
-
-    It scans the context in every round, so `commit` keeps no index: a scan reads the context once
-    for each eight matching tokens, which is little beside a verifier's pass, and needs no prefill.
-
-    Longer matches than `most` count as that long. An earlier occurrence ends before the last token,
-    so a token follows it.
-    """
-    real, agreeing = _agreement(context, lengths, most)
-    return _longest(real, agreeing, latest)
-
-
 def longest_matches(
     context: Int32[Array, "B C"],
     lengths: Int32[Array, " B"],
@@ -435,7 +418,7 @@ def longest_matches(
     """Finds the longest endings that occur earlier, with different tokens after them.
 
     Returns `count` matches, each field `[B, K]`, the longest first; their length is 0 if there are
-    fewer. `ahead` tokens after them are compared; see `longest_match` for the rest.
+    fewer. `ahead` tokens after them are compared; longer matches than `most` count as that long.
     """
     real, agreeing = _agreement(context, lengths, most)
     place = jnp.arange(context.shape[1], dtype=jnp.int32)[None]

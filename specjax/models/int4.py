@@ -36,6 +36,7 @@ class Int4Weight(StoredWeight):
         return 2 * half, columns
 
     is_scaled: ClassVar[bool] = True
+    channel_axis: ClassVar[int] = 1  # whose entries are quantised alone
 
     def read(self, dtype: Any) -> Array:
         halves = jnp.stack([self.values & 15, self.values >> 4], axis=1)
@@ -83,11 +84,6 @@ class Int4Weight(StoredWeight):
         q = jnp.where(fewer[:, None], other_q, q).astype(jnp.uint8).reshape(-1, 2, matrix.shape[1])
         return cls(q[:, 0] | q[:, 1] << 4, scales, lows)
 
-    @staticmethod
-    def channel_axis() -> int:
-        """The axis of a matrix whose entries are quantised alone."""
-        return 1
-
 
 @traced_dataclass
 class Int4Embedding(Int4Weight):
@@ -97,6 +93,7 @@ class Int4Embedding(Int4Weight):
     """
 
     is_transposed: ClassVar[bool] = True
+    channel_axis: ClassVar[int] = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,7 +118,3 @@ class Int4Embedding(Int4Weight):
     @classmethod
     def of(cls, matrix: Float32[Array, "n m"]) -> Self:
         return super().of(matrix.T)
-
-    @staticmethod
-    def channel_axis() -> int:
-        return 0

@@ -39,6 +39,7 @@ class Int8Weight(StoredWeight):
         return tuple(self.values.shape)
 
     is_scaled: ClassVar[bool] = True
+    channel_axis: ClassVar[int] = 1  # that has a scale per entry
 
     def read(self, dtype: Any) -> Array:
         return (self.values.astype(jnp.float32) * self.scales[..., None, :]).astype(dtype)
@@ -83,13 +84,8 @@ class Int8Weight(StoredWeight):
 
     @classmethod
     def axes(cls, names: Any) -> Any:
-        channels: Any = (*names[:-2], names[-2:][cls.channel_axis()])
+        channels: Any = (*names[:-2], names[-2:][cls.channel_axis])
         return cls(names, channels)
-
-    @staticmethod
-    def channel_axis() -> int:
-        """The axis of a matrix that has a scale per entry."""
-        return 1
 
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
         def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
@@ -113,6 +109,8 @@ class Int8Embedding(Int8Weight):
 
     scales: Float32[Array, " n"]
 
+    channel_axis: ClassVar[int] = 0
+
     def read(self, dtype: Any) -> Array:
         return (self.values.astype(jnp.float32) * self.scales[:, None]).astype(dtype)
 
@@ -122,10 +120,6 @@ class Int8Embedding(Int8Weight):
             for x in (self.values, self.scales)
         )
         return (values * scales[..., None]).astype(dtype)
-
-    @staticmethod
-    def channel_axis() -> int:
-        return 0
 
     def _sums(self, dot: Callable[[Array, Array], Array], x: Array, pieces: Array) -> Array:
         sums = jax.lax.map(lambda values: dot(x, values.astype(x.dtype)), pieces)

@@ -214,29 +214,20 @@ class Model(LanguageModel, abc.ABC):
         cache: RaggedCache,
         tokens: Integer[Array, "B T"],
         positions: Integer[Array, " B"],
+        tree: TreeShape | None = None,
     ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
         """Like `extend`, but does not change the cache.
 
-        The block attends to the cache entries before `positions[b]` and to itself. Hidden states
-        are those after the last norm.
-        """
-        memory = self._memory(cache, positions)
-        return self._apply(params, tokens, memory, method="score")
-
-    def score_tree(
-        self,
-        params: Params,
-        cache: RaggedCache,
-        tokens: Integer[Array, "B T"],
-        positions: Integer[Array, " B"],
-        tree: TreeShape,
-    ) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
-        """See `specjax.types.LanguageModel`.
-
-        Rotations, relative positions and windows follow the depths of the nodes.
+        The block attends to the cache entries before `positions[b]` and to itself; rotations,
+        relative positions and windows follow the depths of a tree's nodes. Hidden states are those
+        after the last norm.
         """
         memory = self._memory(cache, positions, tree)
         return self._apply(params, tokens, memory, method="score")
+
+    def score_tree(self, *given: Any) -> tuple[Float32[Array, "B T V"], Array, CacheEntries]:
+        """See `specjax.types.LanguageModel`."""
+        return self.score(*given)
 
     def keep(
         self,

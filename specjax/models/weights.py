@@ -63,11 +63,7 @@ class StoredWeight(abc.ABC):
         return dot(x, self.read(x.dtype))
 
     def axes(self, names: tuple[str | None, ...]) -> Any:
-        """The weight with axis names in place of its arrays.
-
-        Args:
-          names: the axes of the matrix. Arrays of its shape get them; other arrays are not split.
-        """
+        """The weight with `names` for its arrays of the matrix's shape; others are not split."""
         return jax.tree.map(
             lambda x: names if tuple(x.shape) == self.shape else (None,) * x.ndim, self
         )
@@ -98,15 +94,7 @@ def declare(
     shape: tuple[int, ...],
     axes: tuple[str, ...],
 ) -> Any:
-    """A parameter that is a matrix or a stack of them, in the form in which it is stored.
-
-    Args:
-      module: has a `param_dtype`.
-      name: of the parameter.
-      init: makes an array of random numbers.
-      shape: the matrix's.
-      axes: the logical names of its axes.
-    """
+    """A parameter of a module with a `param_dtype`: a matrix or a stack, as it is stored."""
     if module.has_variable("params", name):
         value: Any = module.get_variable("params", name)
         if isinstance(value, StoredWeight):
@@ -140,9 +128,6 @@ def product(
     takes four times as long.
 
     Args:
-      x: the rows.
-      weight: the matrix.
-      contract: 0 or 1.
       dtype: of the result, in which sums are kept; None: x's.
       network_dtype: that of the activations, which decides the precision; None: x's.
     """

@@ -95,22 +95,13 @@ class EpsilonCutoff(Processor):
 
 
 @traced_dataclass
-class EtaCutoff(Processor):
+class EtaCutoff(EpsilonCutoff):
     """Keeps tokens of at least the probability min(epsilon, sqrt(epsilon) exp(-entropy)).
 
     Source: Hewitt et al. 2022 (arXiv 2210.15191); `EtaLogitsWarper` of transformers.
-
-    Attributes:
-      epsilon: in [0, 1); a number, or `[B]`.
     """
 
-    epsilon: Array | float
-
     order: ClassVar[int] = 103
-    forbids: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_strength(self, "epsilon", low=0.0, high=1.0, open_high=True)
 
     def process(self, params: Params, state: Any, logits: Array) -> Array:
         probs, surprise = jax.nn.softmax(logits, axis=1), -jax.nn.log_softmax(logits, axis=1)

@@ -98,25 +98,15 @@ class PresencePenalty(_OverTokens):
 
 
 @traced_dataclass
-class FrequencyPenalty(_OverTokens):
+class FrequencyPenalty(PresencePenalty):
     """Subtracts `penalty` from the logits of a token for each time that it was there.
 
-    Source: OpenAI's `frequency_penalty`, as in vLLM.
+    Its fields are those of `PresencePenalty`.
 
-    Attributes:
-      penalty: a number, or `[B]`; negative values favour repetition.
-      over: "output", "both" or "prompt".
+    Source: OpenAI's `frequency_penalty`, as in vLLM.
     """
 
-    penalty: Array | float
-    over: str = dataclasses.field(default="output", metadata={"static": True})
-
     order: ClassVar[int] = 11
-    forbids: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_strength(self, "penalty", open_low=True, open_high=True)
-        check_over(self)
 
     def process(self, params: Params, state: Array, logits: Array) -> Array:
         return logits - column(self.penalty, logits) * state.astype(jnp.float32)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from specjax.checks import check_part, check_path, join_names, tuple_text
+from specjax.checks import PathLike, check_part, check_path, join_names, tuple_text
 from specjax.data.examples import (
     SourceRecord,
     check_no_fields,
@@ -49,7 +49,6 @@ CONFIG_NAME = "evaluate_config.json"
 SCORES_NAME = "scores.json"
 # Not in `METRICS`, because it runs the outputs.
 PASS_AT_1 = "pass_at_1"
-PathLike = str | os.PathLike[str]
 _PLAIN = Bootstrap()
 
 

@@ -430,10 +430,6 @@ class Store:
         write_atomically(self.path(key), data)
         self._run.keep()
 
-    def remove(self, key: Key) -> None:
-        """Removes the record of a key, if there is one."""
-        self.path(key).unlink(missing_ok=True)
-
     def keys(self) -> list[Key]:
         """Returns the keys of all records, sorted by their texts, without reading the arrays."""
         paths = (self._run.path / self._name).glob(f"*{_SUFFIX}")

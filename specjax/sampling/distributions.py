@@ -80,12 +80,8 @@ def draw_from_logits(
 ) -> tuple[Float32[Array, " V"], Int32[Array, ""]]:
     """`distribution`, and a token drawn from it, with fewer passes over the vocabulary.
 
-    The probabilities are equal to those of `distribution` but for the rounding of their sum.
-
-    Args:
-      logits: see `distribution`.
-      sampling: see `distribution`.
-      uniform: see `draw`.
+    The probabilities are equal to those of `distribution` but for the rounding of their sum. For
+    `uniform` see `draw`.
     """
     if not _has_kernel(logits, sampling) or uniform.ndim == 0:
         return draw_plainly(logits, sampling, uniform)

@@ -141,7 +141,8 @@ def total(weights: Weights) -> Float32[Array, ""]:
 
 def _blocks(x: Array) -> Array:
     """`x [n]` in nodes `[m, 128]`, padded with zeros."""
-    ways = platforms.vocabulary_ways()
+    part = platforms.traced_partitioner()
+    ways = 1 if part is None else part.ways("vocab")
     nodes = -(-x.size // _FAN_OUT)
     if nodes > ways:
         nodes += -nodes % ways

@@ -6,10 +6,7 @@ A stopped run can be resumed.
 import dataclasses
 import functools
 import gc
-import hashlib
 import itertools
-import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.checks import require
+from specjax.checks import PathLike, require
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import CostAware, Costs
 from specjax.errors import UserError
 from specjax.runs.evaluation import shown
 from specjax.runs.inference import tokens_of
+from specjax.runs.predictions import hash_of
 from specjax.runs.run_directory import RunDirectory
 from specjax.study.choose import Judge, Parts, Search, answer, promising
 from specjax.study.expect import cannot_estimate, estimate, frontier_of, sampling_key
@@ -50,7 +48,6 @@ from specjax.text.passes import measure_costs
 from specjax.text.requests import common_of
 from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting, check_single
 
-PathLike = str | os.PathLike[str]
 # The settings to measure: those selected by estimates, all, or none.
 FRONT, ALL, NONE = "front", "all", "none"
 
@@ -339,19 +336,15 @@ def _configuration(bench: Bench, prompts: Prompting) -> dict[str, Any]:
         "stop": list(bench.options.get("stop", ())),
         "environment": described["environment"],
         "measuring": bench.measuring.describe(),
-        "texts": _digest(written),
-        "tokens": _digest([prompt.tolist() for prompt in bench.prompts]),
+        "texts": hash_of(written),
+        "tokens": hash_of([prompt.tolist() for prompt in bench.prompts]),
         "rows": len(bench.prompts),
         **({"shared": len(bench.shared)} if len(bench.shared) else {}),
         "chat": prompts.chat,
     }
     if bench.texts.problems is not None:
-        configuration["problems"] = _digest(bench.texts.problems)
+        configuration["problems"] = hash_of(bench.texts.problems)
     return configuration
-
-
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _look(bench: Bench, points: Points, parts: Parts, setting: Setting, part: str) -> Scores:

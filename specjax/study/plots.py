@@ -45,11 +45,11 @@ def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -
     """
     files: dict[str, bytes] = {}
     for name in PLOTS:
-        files |= _files(name, figure(scored, name, quality, bootstrap))
+        files |= files_of(name, figure(scored, name, quality, bootstrap))
     return files
 
 
-def _files(name: str, drawn: Any) -> dict[str, bytes]:
+def files_of(name: str, drawn: Any) -> dict[str, bytes]:
     """The files of a figure; none without a figure."""
     files = {}
     for kind in KINDS if drawn is not None else ():
@@ -59,13 +59,6 @@ def _files(name: str, drawn: Any) -> dict[str, bytes]:
         drawn.savefig(image, format=kind, dpi=_DPI, metadata=about)
         files[f"{name}.{kind}"] = image.getvalue()
     return files
-
-
-def draw_acceptance(
-    estimates: Mapping[Setting, Expected], frontier: Mapping[Setting, Expected]
-) -> dict[str, bytes]:
-    """Returns the files of `acceptance_figure`: name -> content, none without a figure."""
-    return _files(ACCEPTANCE, acceptance_figure(estimates, frontier))
 
 
 def acceptance_figure(

@@ -216,7 +216,8 @@ class Points:
         best = tables.best_rows(scored, quality, bootstrap)
         if not scored:
             best = tables.estimated_rows([*self.estimates.values()])
-        files = plots.draw_acceptance(self.estimates, self.frontier)
+        drawn = plots.acceptance_figure(self.estimates, self.frontier)
+        files = plots.files_of(plots.ACCEPTANCE, drawn)
         rows = {"best": best, "settings": tables.flat_rows(scored, self.estimates)}
         table_2: tables.Rows = []
         if quality is not None:

@@ -5,7 +5,7 @@ Axes: s samples, r repeats, c chunks of texts.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -177,25 +177,15 @@ def conclusion(
     return " ".join(parts)
 
 
-class Recommendation(NamedTuple):
-    """What a comparison says of the settings of one sampling.
-
-    Attributes:
-      setting: the setting to decode with: the fastest at no loss, or the verifier alone.
-      text: the reasons, see `conclusion`.
-    """
-
-    setting: Setting
-    text: str
-
-
 def recommend(
     scored: Mapping[Setting, Scores],
     times: Mapping[Setting, tuple[Times, Times]],
     quality: str | None,
     bootstrap: Bootstrap,
-) -> Recommendation:
-    """Recommends a setting at no loss, and names a faster one of another distribution.
+) -> tuple[Setting, str]:
+    """The setting to decode with, and why: the fastest at no loss, or the verifier alone.
+
+    The text also names a faster one of another distribution.
 
     Args:
       scored: the measured settings of one sampling, the verifier alone among them.
@@ -232,4 +222,4 @@ def recommend(
                 f"{in_words(kept[first])}, {quality} {shown(differences[first])} over the "
                 "verifier's."
             )
-    return Recommendation(fastest, text)
+    return fastest, text

@@ -5,15 +5,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax.checks import check_path, whole_number
+from specjax.checks import PathLike, check_path, whole_number
 from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot, read_inputs
 from specjax.errors import UserError
 from specjax.evaluation.sandbox import Problem, check_problems, read_problems
 from specjax.runs.evaluation import read_references
 from specjax.text.requests import chat_options, check_truncate
-
-PathLike = str | os.PathLike[str]
 
 
 class Texts(NamedTuple):

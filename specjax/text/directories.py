@@ -29,7 +29,7 @@ from specjax.checkpoints.attachments import (
 from specjax.checkpoints.heads import has_mtp, is_draft_head, load_draft_head, open_draft_head
 from specjax.checkpoints.hf import longest_context
 from specjax.checkpoints.loading import Opened, open_checkpoint
-from specjax.checks import check_flag, check_path, options_of
+from specjax.checks import PathLike, check_flag, check_path, options_of
 from specjax.drafting import Bigram
 from specjax.errors import MissingFileError, UserError, download
 from specjax.memory import nbytes
@@ -53,7 +53,6 @@ from specjax.tokenizers.gguf_files import is_gguf
 PAIRS = Path(__file__).parents[1] / "pairs"
 DEFAULT_PAIR = "multi30k_ende"
 PREFIX = "built-in:"
-PathLike = str | os.PathLike[str]
 # What the built-in models write.
 _ABOUT = {
     "multi30k_ende": "built in: English to German captions",

@@ -273,12 +273,7 @@ class Setting:
     @property
     def strength(self) -> float | None:
         """The rule's strength, or None: its last number, otherwise that of its parts."""
-        return _number(self.rule)
-
-    @property
-    def threshold(self) -> float | None:
-        """The policy's threshold, or None: its last number, otherwise that of its parts."""
-        return _number(self.stopping)
+        return Part.parse(self.rule).number if isinstance(self.rule, str) else None
 
     @property
     def curve(self) -> tuple[Any, ...]:
@@ -380,10 +375,6 @@ def _drafts_of(drafting: Any) -> Drafting:
             "network: leave out WithParams to draft with the decoder's models"
         )
     return drafts
-
-
-def _number(text: Any) -> float | None:
-    return Part.parse(text).number if isinstance(text, str) else None
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -32,7 +32,6 @@ from specjax.types import (
     Params,
     Prefilled,
     Prompts,
-    TreeShape,
 )
 
 # The most special tokens of a tokenizer that its model may lack.
@@ -352,18 +351,16 @@ class TranslatedModel(LanguageModel):
         return filled._replace(tokens=tokens)
 
     def score(
-        self, params: Params, cache: Cache, tokens: Array, positions: Array
+        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: Any = None
     ) -> tuple[Array, Array, CacheUpdates]:
-        ids = params["ids"][tokens]
-        logits, *others = self.model.score(params["model"], cache, ids, positions)
-        return _translated(params, logits), *others
+        given = params["model"], cache, params["ids"][tokens], positions
+        read = self.model.score(*given) if tree is None else self.model.score_tree(*given, tree)
+        # The model's logits `[B, T, W]` as those of the other vocabulary.
+        taken = jnp.take(read[0], params["ids"], axis=-1, mode="clip")
+        return jnp.where(params["shared"], taken, -jnp.inf), *read[1:]
 
-    def score_tree(
-        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: TreeShape
-    ) -> tuple[Array, Array, CacheUpdates]:
-        ids = params["ids"][tokens]
-        logits, *others = self.model.score_tree(params["model"], cache, ids, positions, tree)
-        return _translated(params, logits), *others
+    def score_tree(self, *given: Any) -> tuple[Array, Array, CacheUpdates]:
+        return self.score(*given)
 
     def keep(self, cache: Cache, positions: Array, nodes: Array) -> Cache:
         return self.model.keep(cache, positions, nodes)
@@ -386,12 +383,6 @@ class TranslatedModel(LanguageModel):
 
     def axis_units(self) -> Any:
         return self.model.axis_units()
-
-
-def _translated(params: Params, logits: Array) -> Array:
-    """Logits `[B, T, W]` of the model as logits `[B, T, V]` of the other vocabulary."""
-    taken = jnp.take(logits, params["ids"], axis=-1, mode="clip")
-    return jnp.where(params["shared"], taken, -jnp.inf)
 
 
 def translate(

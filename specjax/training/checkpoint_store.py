@@ -15,8 +15,8 @@ from specjax.runs.run_directory import RunDirectory
 from specjax.training.progress import say
 from specjax.training.step import TrainState
 from specjax.writing import (
+    CHECKSUMS_NAME,
     find_damage,
-    has_checksums,
     naming_failures,
     remove_proven,
     set_aside,
@@ -111,7 +111,8 @@ class CheckpointStore:
         place = self.path / CHECKPOINTS_NAME
         names = {path.name for path in place.glob("*") if path.name.isdecimal()}
         steps = sorted(step for step in map(int, names) if str(step) in names)
-        if steps and not has_checksums(place / str(steps[-1])):  # its save was interrupted
+        # A save without checksums was interrupted.
+        if steps and not (place / str(steps[-1]) / CHECKSUMS_NAME).is_file():
             step = steps.pop()
             now = set_aside(place / str(step))
             say(

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.heads import save_draft_head
-from specjax.checks import check_flag, check_number, one_number, whole_number
+from specjax.checks import PathLike, check_flag, check_number, one_number, whole_number
 from specjax.data.batching import (
     Batching,
     BucketedBatches,
@@ -63,8 +62,6 @@ from specjax.training.trainer import (
 
 DRAFTER_NAME = "drafter"
 KINDS = ("eagle3", "block", "peagle", "mtp")
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

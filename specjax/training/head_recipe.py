@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_head
-from specjax.checks import one_number, whole_number
+from specjax.checks import PathLike, one_number, whole_number
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.models.weights import has_stored
@@ -36,8 +36,6 @@ from specjax.training.trainer import (
     run_directory,
     train,
 )
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

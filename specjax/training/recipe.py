@@ -1,7 +1,6 @@
 """Trains a Hugging Face directory from pairs of texts: for `specjax train`."""
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from specjax.checkpoints import load_model, save_model
-from specjax.checks import check_flag, check_path, tuple_text, whole_number
+from specjax.checks import PathLike, check_flag, check_path, tuple_text, whole_number
 from specjax.data.batching import Batching, BucketedBatches, TokenPairs, check_pairs, tokenize_pairs
 from specjax.data.examples import Example
 from specjax.errors import UserError
@@ -51,8 +50,6 @@ from specjax.writing import new_directory, temporary_directory, write_checksums
 
 MODEL_NAME = "model"
 TOKENIZER_NAME = "tokenizer"
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -295,13 +295,7 @@ class Drafter(Drafting, Protocol):
 
     @abc.abstractmethod
     def propose(self, params: Params, state: Any, inputs: DraftInputs) -> tuple[DraftBlock, Any]:
-        """Drafts a block for each row, and returns it with the new state.
-
-        Args:
-          params: the drafter's parameters.
-          state: its state.
-          inputs: the rows' last tokens, limits and random numbers, and what is requested.
-        """
+        """Drafts a block for each row, and returns it with the new state."""
 
     @abc.abstractmethod
     def bonus(
@@ -312,8 +306,6 @@ class Drafter(Drafting, Protocol):
         The state that it gives is complete if the whole block is accepted.
 
         Args:
-          params: the drafter's parameters.
-          state: its state after `propose`.
           inputs: those of `propose`, but for `sampling`: that of the token after the block.
           block: what `propose` returned; of a tree, the accepted path as a chain.
         """

@@ -91,7 +91,7 @@ def test_what_is_not_scaled_keeps_its_bits(written):
     loaded = load_model(written / "llama")
     reader = OrbaxReader(written / "llama" / "0" / "items")
     name = "params/params/decoder/layers/self_attention/value/kernel"
-    ((_, stacked),) = reader.arrays([name])  # [E, L, K, D]
+    stacked = reader.read(name)  # [E, L, K, D]
     for layer in range(2):
         ours = loaded.params["decoder"][f"layers_{layer}"]["self_attention"]["value"]["kernel"]
         np.testing.assert_array_equal(ours, stacked[:, layer].reshape(8, 12))

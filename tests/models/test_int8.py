@@ -33,7 +33,7 @@ def made(kind, shape, seed=0):
     if issubclass(kind, Int4Weight):
         return kind.of(jnp.asarray(rng.normal(size=shape), jnp.float32))
     values = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
-    scales = rng.uniform(0.001, 0.01, shape[kind.channel_axis()])
+    scales = rng.uniform(0.001, 0.01, shape[kind.channel_axis])
     return kind(values, jnp.asarray(scales, jnp.float32))
 
 
@@ -45,7 +45,7 @@ def quantise(params, form="int8"):
             return like.of(leaf.astype(jnp.float32))
         if not isinstance(like, Int8Weight):
             return leaf
-        axis = -1 - like.channel_axis()
+        axis = -1 - like.channel_axis
         scales = jnp.max(jnp.abs(leaf.astype(jnp.float32)), axis=axis) / 127.5
         wide = jnp.expand_dims(scales, axis)
         values = jnp.clip(jnp.round(leaf.astype(jnp.float32) / wide), -127, 127)

@@ -63,9 +63,6 @@ def test_a_record_comes_back_as_it_was_put(opened):
     assert set(opened.keys()) == {"a", ("b", 3)}
     opened.put("a", 2)
     assert opened.get("a") == (2, {})
-    opened.remove("a")
-    opened.remove("a")
-    assert "a" not in opened and opened.keys() == [("b", 3)]
 
 
 def test_arrays_can_stay_on_disk(opened):

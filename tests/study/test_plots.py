@@ -136,5 +136,6 @@ def test_the_figure_of_acceptance_has_the_frontier_as_a_line():
     assert shown["Lossy"] == [[0.02, 0.6], [0.2, 0.8]]
     # A rule with impossible tokens has no place in it.
     assert set(shown) == {"frontier", "Lossy"}
-    assert set(plots.draw_acceptance(points, line)) == {f"acceptance_nats.{x}" for x in plots.KINDS}
-    assert plots.draw_acceptance(points, {}) == {}
+    files = plots.files_of("acceptance_nats", drawn)
+    assert set(files) == {f"acceptance_nats.{x}" for x in plots.KINDS}
+    assert plots.files_of("acceptance_nats", plots.acceptance_figure(points, {})) == {}

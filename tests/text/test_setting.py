@@ -131,8 +131,7 @@ def test_the_short_form_of_a_decoder_makes_its_setting():
 def test_strength_threshold_and_curve():
     setting = Setting(rule="FallbackRollback(Chow(0.4), BiLD(2.0))", method="BiLDCascade(limit=4)")
     assert setting.strength == 2.0
-    assert setting.threshold is None
-    assert Setting(stopping="Survival(OnlineEstimate(shared=True), 0.6)").threshold == 0.6
+    assert Part.parse("Survival(OnlineEstimate(shared=True), 0.6)").number == 0.6
     assert Setting(rule="OPT(0.2)").curve == Setting(rule="OPT(0.3)").curve
     assert Setting(rule="OPT(0.2)").curve != Setting(rule="Diff(0.2)").curve
     assert Part.parse("Budgeted(OPT(0.1), 0.1)").template == "Budgeted(OPT(0.1), {})"
@@ -148,7 +147,7 @@ def test_strength_threshold_and_curve():
     assert [one.strength for one in kinds] == [0.2, 0.9] and kinds[0].curve == kinds[1].curve
     told = kinds[0].described(without={"strength", "temperature"})
     assert told == "SequenceCascade, SequenceChow(aggregation=Quantile(0.2))"
-    assert Setting(stopping="Budget(tokens=8, estimate=OnlineEstimate(prior=9.0))").threshold == 8.0
+    assert Part.parse("Budget(tokens=8, estimate=OnlineEstimate(prior=9.0))").number == 8.0
     tree = "Tree(3, 2, children='x3', parents=(1, 2))"
     assert Part.parse(tree).template == tree.replace(", 2, ", ", {}, ")
 

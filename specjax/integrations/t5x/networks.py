@@ -7,7 +7,6 @@ Source: `t5x/examples/{t5,scalable_t5,decoder_only}/network.py`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +78,8 @@ class _InMemory:
         self.directory = Path("the network's parameters")  # in messages
         self.specs = _specs(flat)
 
-    def arrays(self, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-        return ((name, self._flat[name]) for name in names)
+    def read(self, name: str) -> Any:
+        return self._flat[name]
 
 
 def read_config(role: str, module: Any, *, bidirectional_inputs: bool = False) -> Model:

@@ -319,11 +319,6 @@ def fields_of_eagle3(config: EagleConfig) -> dict[str, Any]:
     }
 
 
-def boundaries_of_eagle3(depth: int) -> tuple[int, ...]:
-    """The states that EAGLE-3's code reads of a verifier of so many layers."""
-    return tuple(sorted({2, depth // 2, depth - 3}))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleFiles(HeadFiles):
     """EAGLE's own files, speculators', and an MTP inside the checkpoint of a Qwen."""
@@ -385,9 +380,6 @@ class EagleFiles(HeadFiles):
     @property
     def reads_output(self) -> bool:
         return self.kind != "EAGLE-3"
-
-    def usual_boundaries(self, depth: int) -> tuple[int, ...]:
-        return boundaries_of_eagle3(depth)
 
     def read_config(self, boundaries: tuple[int, ...], draft_vocab: int | None) -> EagleConfig:
         common = self.common(boundaries, draft_vocab)

@@ -497,14 +497,7 @@ class DraftHead(LanguageModel):
         return jnp.take(padded, params["places"][: self.vocab_size], axis=-1, mode="clip")
 
     def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
-        """The cache before a prompt.
-
-        Args:
-          rows: B.
-          max_length: S.
-          path: the longest path of a draft.
-          nodes: the most tokens of a draft.
-        """
+        """The cache before a prompt; a draft has at most `nodes` tokens, on paths of `path`."""
         layers = self.config.layers
         width = len(self.config.boundaries) * self.verifier.config.embed_dim
         fresh = Fresh(
@@ -841,8 +834,8 @@ class HeadFiles(abc.ABC):
         return None if depth is None else self.usual_boundaries(depth)
 
     def usual_boundaries(self, depth: int) -> tuple[int, ...]:
-        """Those of files that name none."""
-        raise NotImplementedError(type(self))
+        """Those of files that name none: by default those of EAGLE-3's code."""
+        return tuple(sorted({2, depth // 2, depth - 3}))
 
     def shape(self, name: str, axes: int) -> tuple[int, ...]:
         """The shape of an array that must be there."""

@@ -29,7 +29,6 @@ from specjax.models.heads.eagle import (
     OF_EAGLE3,
     EagleConfig,
     EagleNetwork,
-    boundaries_of_eagle3,
     fields_of_eagle3,
 )
 from specjax.models.heads.head import (
@@ -250,9 +249,6 @@ class ParallelFiles(HeadFiles):
     @classmethod
     def format_in(cls, fields: HFFields, arrays: Collection[str]) -> tuple[str, str]:
         return "vLLM", "P-EAGLE"
-
-    def usual_boundaries(self, depth: int) -> tuple[int, ...]:
-        return boundaries_of_eagle3(depth)
 
     def read_config(self, boundaries: tuple[int, ...], draft_vocab: int | None) -> ParallelConfig:
         fields, names = self.fields, ("mask_token_id", "pard_token", "ptd_token_id")
