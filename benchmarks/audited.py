@@ -24,6 +24,7 @@ from benchmarks import known_bugs as reference
 from benchmarks.known_bugs import BlockParts, ReferenceVerifier
 from specjax import rules, verification
 from specjax.cli.report import Report
+from specjax.sampling.draws import draw
 from specjax.testing import audit, emitted_law, target_law, total_variation
 from specjax.testing.auditing.hard_cases import one_hot
 from specjax.types import ChildLaw, ScoredBlock
@@ -32,10 +33,16 @@ HELP = "verdicts on verifiers of specjax and other systems"
 
 
 def _of(algorithm: Any) -> Callable[..., Any]:
-    """A chain algorithm of specjax, in its own code, with given uniforms."""
+    """An algorithm of specjax on chains, in its own code, with given uniforms."""
 
     def row(tokens, draft, target, uniforms, following, length):
         draft = jnp.concatenate([draft, target[-1:]])  # the bonus row, which only a carry reads
+        if algorithm.walks_trees:
+            parents = jnp.arange(tokens.size, dtype=jnp.int32)
+            laws = jnp.full_like(tokens, ChildLaw.DRAWN)
+            block = ScoredBlock(tokens, draft, target, length, parents, laws)
+            path = algorithm.walk(uniforms, block)
+            return path[1], draw(path[2], following)
         carry = algorithm.init_carry(tokens.shape[0])
         block = ScoredBlock(tokens, draft, target, length)
         acceptance, accepted = verification.accept(algorithm, uniforms, block, carry)
@@ -48,31 +55,12 @@ def _of(algorithm: Any) -> Callable[..., Any]:
     return verify
 
 
-def _of_tree(algorithm: Any) -> Callable[..., Any]:
-    """A tree algorithm of specjax on a chain, in its own code."""
-    from specjax.sampling.draws import draw
-
-    def row(tokens, draft, target, uniforms, following, length):
-        draft = jnp.concatenate([draft, target[-1:]])
-        parents = jnp.arange(tokens.size, dtype=jnp.int32)
-        laws = jnp.full_like(tokens, ChildLaw.DRAWN)
-        block = ScoredBlock(tokens, draft, target, length, parents, laws)
-        path = algorithm.walk(uniforms, block)
-        return path[1], draw(path[2], following)
-
-    @jax.jit
-    def verify(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths):
-        return jax.vmap(row)(tokens, draft_probs, target_probs, uniforms, uniform_next, lengths)
-
-    return verify
-
-
 specjax_token = _of(verification.Token())
 specjax_block = _of(verification.Block())
 specjax_greedy_block_one_round = _of(verification.GreedyBlock())
-specjax_walk = _of_tree(verification.Walk())
-specjax_top_down = _of_tree(verification.TopDown())
-specjax_traversal = _of_tree(verification.Traversal())
+specjax_walk = _of(verification.Walk())
+specjax_top_down = _of(verification.TopDown())
+specjax_traversal = _of(verification.Traversal())
 
 
 def transformers(tokens, draft_logits, target_logits, uniforms, uniform_next, weight=None):
@@ -111,25 +99,21 @@ def keras_hub(tokens: Any, draft_probs: Any, target_probs: Any) -> np.ndarray:
     It drafts by itself, always q's most probable token: so audit it with argmax drafts.
     """
     rows = zip(tokens, draft_probs, target_probs, strict=True)
-    return np.concatenate([_keras_round(t[None], q[None], p[None]) for t, q, p in rows])
-
-
-def keras_hub_batch(tokens: Any, draft_probs: Any, target_probs: Any) -> np.ndarray:
-    """Likewise, all rows in one batch."""
-    return _keras_round(tokens, draft_probs, target_probs)
+    return np.concatenate([keras_hub_batch(t[None], q[None], p[None]) for t, q, p in rows])
 
 
 class _RoundEndedError(Exception):
     """The sampler asks for its second round's first draft."""
 
 
-def _keras_round(tokens: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
+def keras_hub_batch(tokens: Any, draft_probs: Any, target_probs: Any) -> np.ndarray:
+    """Likewise, all rows in one batch."""
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     samplers = importlib.import_module("keras_hub").samplers
     ops = importlib.import_module("keras").ops
     count, length = tokens.shape
     with np.errstate(divide="ignore"):
-        log_q, log_p = (np.log(x).astype(np.float32) for x in (q, p))
+        log_q, log_p = (np.log(x).astype(np.float32) for x in (draft_probs, target_probs))
     drafted = 0
 
     def draft_next(prompt: Any, cache: Any, index: Any) -> Any:

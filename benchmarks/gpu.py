@@ -69,9 +69,7 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
     memory = program.memory_analysis()
     copied = waste.copies(parsed, (one.instruction for one in found), large_arrays(case))
     launches, waits = host_calls(reader, reader.step(loop=loop))
-    parts = dict.fromkeys((*estimates.PARTS, estimates.BOOKKEEPING, estimates.UNNAMED), 0)
-    for one in found:
-        parts[one.part] += one.times
+    parts = estimates.by_part(found, lambda one: one.times)
     numbers = {
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,

@@ -1,6 +1,7 @@
-"""The errors whose messages are for users; all others are faults of specjax."""
+"""The errors whose messages are for users (all others are faults of specjax), and notes to them."""
 
 import re
+import sys
 
 # What is longer than that, in quotes, in brackets or without a space, is shortened.
 _LONG = 160
@@ -15,6 +16,11 @@ _ON_HUB = re.compile(
     r"(?:/(?:(?:resolve|blob|tree)/[\w.-]+/?)?([\w./-]+\.gguf)?)?(?:@[\w.-]+)?"
 )
 _OPENS, _CLOSES = "([{", ")]}"
+
+
+def tell(text: str) -> None:
+    """Prints a message on stderr."""
+    print(f"specjax: {text}", file=sys.stderr, flush=True)
 
 
 class UserError(ValueError):

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
+
+from specjax.errors import tell
 
 
 @contextlib.contextmanager
@@ -147,10 +148,9 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
             except BlockingIOError:
                 raise OSError(in_use) from None
             except OSError as error:
-                print(
-                    f"specjax: warning: the file system of {path.parent} has no locks "
-                    f"({error.strerror}): do not start a second process in this directory",
-                    file=sys.stderr,
+                tell(
+                    f"warning: the file system of {path.parent} has no locks "
+                    f"({error.strerror}): do not start a second process in this directory"
                 )
             if not os.fstat(lock).st_nlink:  # the previous process has removed the file
                 continue
@@ -246,10 +246,9 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
                         path.rmdir()
                     if path.exists():
                         place = set_aside(path)
-                        print(
-                            f"specjax: warning: {path} is new; what was there is now {place}: "
-                            "delete it if you do not need it",
-                            file=sys.stderr,
+                        tell(
+                            f"warning: {path} is new; what was there is now {place}: "
+                            "delete it if you do not need it"
                         )
                     partial.rename(path)
             _wait_for_all(f"{path} in place")

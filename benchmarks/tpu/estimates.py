@@ -22,7 +22,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ PARTS = (
     "bonus",
 )
 BOOKKEEPING, UNNAMED = "bookkeeping", "unnamed"
+ALL_PARTS = (*PARTS, BOOKKEEPING, UNNAMED)
 REGIONS = OUTSIDE, DRAFTING, BONUS, SKIPPED = ("outside", "draft steps", "bonus", "skipped")
 
 _PART = re.compile(rf"(?<![\w.])({'|'.join(PARTS)})(?![\w.])")
@@ -245,19 +246,11 @@ def _rest(one: Instruction) -> str:
     return BOOKKEEPING if one.op_name else UNNAMED
 
 
-def cycles_by_part(run: Sequence[Executed]) -> dict[str, int]:
-    """The estimated cycles of each part of a step, and of instructions outside all parts."""
-    sums = dict.fromkeys((*PARTS, BOOKKEEPING, UNNAMED), 0)
+def by_part(run: Sequence[Executed], of: Callable[[Executed], int]) -> dict[str, int]:
+    """The sum of a number of each instruction, by the part of a step."""
+    sums = dict.fromkeys(ALL_PARTS, 0)
     for one in run:
-        sums[one.part] += one.cycles
-    return sums
-
-
-def reading_by_part(run: Sequence[Executed]) -> dict[str, int]:
-    """The cycles of each part in which kernels read a cache."""
-    sums = dict.fromkeys((*PARTS, BOOKKEEPING, UNNAMED), 0)
-    for one in run:
-        sums[one.part] += one.times * one.reading
+        sums[one.part] += of(one)
     return sums
 
 

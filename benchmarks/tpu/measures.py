@@ -27,6 +27,7 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
     large = large_arrays(case)
     memory = program.memory_analysis()
     crossing = [one for one in run if one.instruction.opcode.removesuffix("-start") in KINDS]
+    read = estimates.by_part(run, lambda one: one.times * one.reading)
     numbers = {
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
@@ -35,8 +36,8 @@ def numbers_of(program: Any, name: str, case: Case) -> tuple[dict[str, float], d
         "float64": waste.doubles(parsed),
         "collectives": sum(one.times for one in crossing),
         **waste.copies(parsed, steps, large),
-        **{f"part/{part}": n for part, n in estimates.cycles_by_part(run).items()},
-        **{f"reading/{part}": n for part, n in estimates.reading_by_part(run).items()},
+        **{f"part/{part}": n for part, n in estimates.by_part(run, lambda one: one.cycles).items()},
+        **{f"reading/{part}": n for part, n in read.items()},
     }
     for region, (cycles, moved) in estimates.by_region(run).items():
         numbers |= {f"region/{region}": cycles, f"moved/{region}": moved}

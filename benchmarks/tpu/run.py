@@ -259,7 +259,7 @@ def _times(
     hertz = TPUS[case.chip].hertz
     cycles = {
         part: numbers[f"part/{part}"] - (1.0 - filled) * numbers[f"reading/{part}"]
-        for part in _all_parts()
+        for part in estimates.ALL_PARTS
     }
     for part in ("verifier_pass", "drafter_pass"):
         cycles[part] = max(cycles[part], hertz * least.get(part, 0.0))
@@ -278,10 +278,6 @@ def _round(value: float) -> float:
     return round(value) if value >= 1000.0 else value
 
 
-def _all_parts() -> tuple[str, ...]:
-    return (*estimates.PARTS, estimates.BOOKKEEPING, estimates.UNNAMED)
-
-
 def _copy_us(numbers: Mapping[str, float], bandwidth: float) -> float:
     """Microseconds of the parallel copies."""
     return 1e6 * sum(numbers[f"moved/{region}"] for region in estimates.REGIONS) / bandwidth
@@ -294,7 +290,7 @@ def _parts(
     scale, bandwidth = 1e6 / TPUS[case.chip].hertz, CHIPS[case.chip].bandwidth
     # A head has caught up when its first step begins.
     steps = case.sizes.draft if case.has_head else max(case.sizes.draft - 1, 1)
-    whole = sum(numbers[f"part/{part}"] for part in _all_parts())
+    whole = sum(numbers[f"part/{part}"] for part in estimates.ALL_PARTS)
 
     def line(name: str, cycles: float, moved: float | None, seconds: float | None) -> Any:
         found: dict[str, Any] = {
@@ -310,7 +306,7 @@ def _parts(
         found["ratio_with_copies"] = both / found["roofline_us"] if seconds and moved else None
         return found
 
-    present = [name for name in _all_parts() if numbers[f"part/{name}"]]
+    present = [name for name in estimates.ALL_PARTS if numbers[f"part/{name}"]]
     lines = [line(name, numbers[f"part/{name}"], None, least.get(name)) for name in present]
     inside = {name: (numbers[f"region/{name}"], numbers[f"moved/{name}"]) for name in _SHOWN}
     lines.append(line("= outside the loops", *inside[estimates.OUTSIDE], None))

@@ -21,9 +21,9 @@ from specjax.cli.report import Report
 from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
 from specjax.environment import products
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.models.quantised import FORMS
-from specjax.study.measure import Times, take_turns, tell, time_call
+from specjax.study.measure import Times, take_turns, time_call
 from specjax.study.speedups import (
     best,
     conclusion,

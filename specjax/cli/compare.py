@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import SOME_FAILED, gin_config, infer, print_data
+from specjax.errors import tell
 
 if TYPE_CHECKING:
     from specjax.study import Setting
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(tables(results))
     print_data(json.dumps(results))
-    print(f"specjax: {_next(results)}", file=sys.stderr)
+    tell(f"{_next(results)}")
     if not results["failed"]:
         return 0
     name, why = next(iter(results["failures"].items()))

@@ -1,13 +1,12 @@
 """`specjax convert SRC DST --to FORMAT`: checkpoints and draft heads to another format."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.platforms import host_cpu
 
 if TYPE_CHECKING:
@@ -177,8 +176,7 @@ def _copy_head(head: "Head", destination: Path, host: Any) -> None:
     if digest(written.params, as_bfloat16=True) == head.drafter_fingerprint:
         save_head(destination, head)
     else:
-        print(
-            "specjax: warning: the acceptance head is left out, because the new dtype changed the "
-            f"drafter's weights: train a head for {destination} with `specjax train head`",
-            file=sys.stderr,
+        tell(
+            "warning: the acceptance head is left out, because the new dtype changed the "
+            f"drafter's weights: train a head for {destination} with `specjax train head`"
         )

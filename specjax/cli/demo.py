@@ -1,11 +1,11 @@
 """`specjax demo`: compares settings on sample texts with a built-in pair."""
 
 import argparse
-import sys
 from typing import Any
 
 from specjax.cli.compare import SOME_FAILED, tables
 from specjax.environment import products
+from specjax.errors import tell
 from specjax.study import Measuring, Setting, Texts, compare, read_texts
 from specjax.text import load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair
@@ -52,11 +52,10 @@ def run(args: argparse.Namespace) -> int:
         on_start=lambda run: run.record(command=args.command_line),
     )
     print(*products(), tables({**results, "table_2": []}), sep="\n")
-    print(
-        f"specjax: plots and tables are in {args.output}; next, with your own models and texts: "
+    tell(
+        f"plots and tables are in {args.output}; next, with your own models and texts: "
         "specjax compare --gin.VERIFIER=LARGE --gin.DRAFTER=SMALL --gin.INPUT=TEXTS "
-        "--gin.OUTPUT_DIR=RUN",
-        file=sys.stderr,
+        "--gin.OUTPUT_DIR=RUN"
     )
     return SOME_FAILED if results["failed"] else 0
 

@@ -13,8 +13,8 @@ from specjax.checks import check_count, one_number
 from specjax.cli.bench import Side, check_positive, measure
 from specjax.drafting import Lookup
 from specjax.environment import products
-from specjax.errors import MissingLibraryError
-from specjax.study.measure import Times, tell
+from specjax.errors import MissingLibraryError, tell
+from specjax.study.measure import Times
 from specjax.study.speedups import conclusion, speedup, spread, yields
 from specjax.text import Decoder, Engine, Pair, Request, Result, load_pair
 from specjax.text.results import coloured, has_colours

@@ -10,8 +10,8 @@ from specjax.cli.bench import add_weights, check_positive, forms_of, measure
 from specjax.cli.demo_chat import show_answer, summary
 from specjax.drafting import Lookup
 from specjax.environment import products
+from specjax.errors import tell
 from specjax.evaluation.sandbox import PassAt1, Problem, Sandbox, missing
-from specjax.study.measure import tell
 from specjax.text import Decoder, load_pair
 from specjax.types import Sampling
 

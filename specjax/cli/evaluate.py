@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from specjax.cli import gin_config, print_data
 from specjax.cli.report import Report
+from specjax.errors import tell
 
 DEFAULT_FILE = "runs/evaluate.gin"
 
@@ -31,11 +31,7 @@ def run(args: argparse.Namespace) -> int:
     scores = gin_config.call(evaluate, on_start=recorder, compared=predictions_in)
     for name, method in scores["methods"].items():
         if method["failed"]:
-            print(
-                f"specjax: {method['failed']} rows of {name} have no prediction and count as empty "
-                "texts",
-                file=sys.stderr,
-            )
+            tell(f"{method['failed']} rows of {name} have no prediction and count as empty texts")
     print(tables(scores))
     print_data(json.dumps(scores))
     return 0

@@ -5,13 +5,12 @@ import dataclasses
 import functools
 import json
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specjax.cli import gin_config, hosts
-from specjax.errors import MissingLibraryError, UserError
+from specjax.errors import MissingLibraryError, UserError, tell
 
 if TYPE_CHECKING:
     import jax
@@ -216,10 +215,9 @@ def make_decoder(
     drafts = _load_alike(setting.part("drafting"))
     if is_single(setting):
         drafts, setting = None, setting.verifier_alone
-        print(
-            "specjax: DRAFTER is not given, so the verifier decodes alone; "
-            'DRAFTING="Lookup()" drafts without a second model',
-            file=sys.stderr,
+        tell(
+            "DRAFTER is not given, so the verifier decodes alone; "
+            'DRAFTING="Lookup()" drafts without a second model'
         )
     decoder = Decoder(
         gin_config.call_part(load_models, setting.needed),
@@ -230,7 +228,7 @@ def make_decoder(
         buckets=buckets,
     )
     if decoder.length is not None:
-        print(f"specjax: {decoder.length.why}", file=sys.stderr)
+        tell(decoder.length.why)
     return decoder
 
 
@@ -255,10 +253,9 @@ def mesh_of(data: "int | None" = None, model: "int | None" = None) -> "jax.shard
 
     if data is None and model is None and jax.process_count() == 1:
         if jax.default_backend() != "cpu" and jax.device_count() > 1:
-            print(
-                f"specjax: using 1 of {jax.device_count()} devices; to use all, set "
-                f"MESH_DATA={jax.device_count()}",
-                file=sys.stderr,
+            tell(
+                f"using 1 of {jax.device_count()} devices; to use all, set "
+                f"MESH_DATA={jax.device_count()}"
             )
         return None
     return partitioning.make_mesh(data, 1 if model is None else model)

@@ -13,8 +13,7 @@ from typing import Any
 
 from specjax.checks import one_number, whole_number
 from specjax.cli.bench import add_weights, forms_of
-from specjax.errors import MissingLibraryError, UserError
-from specjax.study.measure import tell
+from specjax.errors import MissingLibraryError, UserError, tell
 from specjax.text import Decoder, Setting, load_pair
 
 _KEY = "SPECJAX_API_KEY"

@@ -3,9 +3,9 @@
 import argparse
 import json
 import os
-import sys
 
 from specjax.cli import gin_config
+from specjax.errors import tell
 
 DEFAULT_FILE = "runs/train.gin"
 GROUPS = {
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     results = gin_config.call(training.train_model, on_start=record)
     place = os.path.expanduser(str(gin_config.value_of("train.output_dir")))
     print(json.dumps(results))
-    print(f"specjax: next: {_next(f'{place}/model')}", file=sys.stderr)
+    tell(f"next: {_next(f'{place}/model')}")
     return 0
 
 

@@ -4,12 +4,11 @@ With `--order`, also the successors of longer contexts.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,10 +88,9 @@ def run(args: argparse.Namespace) -> int:
         f"{args.output}: the successors of {known:,} of {table.size:,} tokens, {more}from "
         f"{counts['texts']:,} texts of {counts['tokens']:,} tokens"
     )
-    print(
-        f'specjax: next: specjax infer --gin.DRAFTING="Lookup(bigram={str(args.output)!r})" '
-        "--gin.MAX_DRAFT=10 --gin.VERIFIER=DIRECTORY --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
-        file=sys.stderr,
+    tell(
+        f'next: specjax infer --gin.DRAFTING="Lookup(bigram={str(args.output)!r})" '
+        "--gin.MAX_DRAFT=10 --gin.VERIFIER=DIRECTORY --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
     )
     return 0
 

@@ -3,9 +3,9 @@
 import argparse
 import json
 import os
-import sys
 
 from specjax.cli import gin_config
+from specjax.errors import tell
 
 DEFAULT_FILE = "runs/train_drafter.gin"
 
@@ -42,9 +42,8 @@ def run(args: argparse.Namespace) -> int:
     verifier = gin_config.value_of("load_text_model.path")
     chat = gin_config.value_of("VerifierTexts.chat")
     same = f' --gin.CHAT="{chat}"' if chat else ""
-    print(
-        f"specjax: next: specjax infer --gin.VERIFIER={verifier} --gin.DRAFTER={place}/drafter "
-        f"--gin.MAX_DRAFT={results['max_draft']}{same} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN",
-        file=sys.stderr,
+    tell(
+        f"next: specjax infer --gin.VERIFIER={verifier} --gin.DRAFTER={place}/drafter "
+        f"--gin.MAX_DRAFT={results['max_draft']}{same} --gin.INPUT=FILE --gin.OUTPUT_DIR=RUN"
     )
     return 0

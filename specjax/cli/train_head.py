@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import sys
 
 from specjax.cli import gin_config, print_data
+from specjax.errors import tell
 
 DEFAULT_FILE = "runs/train_head.gin"
 GROUPS = {
@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
     print(Report(results["rows"], _PREDICTORS).table())
     print_data(json.dumps(results))
     if "installed" not in results:
-        print(f"specjax: next: {_NEXT}", file=sys.stderr)
+        tell(f"next: {_NEXT}")
     return 0

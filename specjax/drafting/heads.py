@@ -16,7 +16,6 @@ from jax import lax
 from jaxtyping import Array
 
 from specjax.decoding import history as history_lib
-from specjax.decoding.method import check_model
 from specjax.drafting.chain import (
     Chain,
     ChainParams,
@@ -50,8 +49,11 @@ class _ReadsVerifier(ModelDrafter):
 
     model: Any
 
-    def _traits(self, others: DraftTraits) -> DraftTraits:
-        return others._replace(
+    _lags: ClassVar[bool] = False
+
+    @property
+    def traits(self) -> DraftTraits:
+        return super().traits._replace(
             prefix_only=False,
             catches_up=True,
             reads_verifier_hidden=True,
@@ -88,24 +90,6 @@ class _ReadsVerifier(ModelDrafter):
 @dataclasses.dataclass(frozen=True)
 class EagleDrafter(_ReadsVerifier, Chain):
     """Draws up to `max_draft` tokens from a recurrent head; see `specjax.models.heads`."""
-
-    _lags: ClassVar[bool] = False
-    _drafts_blocks: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_model("model", self.model)
-        is_block = self.model.most_drafts is not None
-        if not self.model.reads_verifier or is_block != self._drafts_blocks:
-            wanted = "BlockHead" if self._drafts_blocks else "EagleHead"
-            raise UserError(
-                f"model must be {wanted}, got {type(self.model).__name__}: an EagleDrafter is for "
-                "EAGLE and MTP, a BlockDrafter for DFlash and its kin"
-            )
-        super().__post_init__()
-
-    @property
-    def traits(self) -> DraftTraits:
-        return self._traits(super().traits)
 
     def describe(self) -> Any:
         return {**super().describe(), "greedy": self.greedy}
@@ -159,8 +143,6 @@ class BlockDrafter(EagleDrafter):
     follow each other by their corrections. A rule that reads the drafter after a whole draft needs
     a `max_draft` below the most that the head drafts.
     """
-
-    _drafts_blocks = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -235,12 +217,6 @@ class OwnEstimate(Estimate):
 @dataclasses.dataclass(frozen=True)
 class EagleTree(_ReadsVerifier, Tree):
     """Drafts trees from a recurrent head."""
-
-    _lags: ClassVar[bool] = False
-
-    @property
-    def traits(self) -> DraftTraits:
-        return self._traits(super().traits)
 
     def propose(
         self,

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -35,7 +34,7 @@ from ray.util.tpu import slice_placement_group
 from specjax.checks import join_names, whole_number
 from specjax.data.examples import SourceRecord, field_of
 from specjax.data.few_shot import FewShot
-from specjax.errors import MissingFileError, UserError
+from specjax.errors import MissingFileError, UserError, tell
 from specjax.runs import processes
 from specjax.runs.inference import check_seed, tokens_of
 from specjax.runs.predictions import hash_of
@@ -192,10 +191,9 @@ def infer(
         run.write_json(_METRICS, metrics)
     if metrics["failed"] == metrics["rows"]:
         raise UserError(f"all {metrics['rows']} inputs failed: {path} has the errors")
-    print(
-        f"specjax: {metrics['rows']} rows are in {path}, {metrics['failed']} of them without an "
-        f"output (`error` says why); this call took {seconds:.0f} s",
-        file=sys.stderr,
+    tell(
+        f"{metrics['rows']} rows are in {path}, {metrics['failed']} of them without an "
+        f"output (`error` says why); this call took {seconds:.0f} s"
     )
     return metrics
 
@@ -274,7 +272,7 @@ def _describe(kind: type, arguments: Mapping[str, Any], amounts: Mapping[str, An
     try:
         if not ray.wait([described], timeout=60.0)[0]:
             has = ray.cluster_resources()
-            print(f"specjax: waiting for the first actor; the cluster has {has}", file=sys.stderr)
+            tell(f"waiting for the first actor; the cluster has {has}")
         return ray.get(described)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, UserError | OSError):

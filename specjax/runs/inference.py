@@ -27,7 +27,7 @@ from specjax.compilation import compile_seconds
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot, read_inputs
 from specjax.drafting import read_costs
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.runs import processes
 from specjax.runs.predictions import (
     CONFIG_NAME,
@@ -204,7 +204,7 @@ def infer(
             run.own(PREDICTIONS_NAME)
             if failed:
                 first, more = next(iter(failed.values())), f", and {len(failed) - 1} more"
-                _say(
+                tell(
                     f"{len(failed)} of {len(examples)} inputs cannot be decoded: {first}"
                     f"{more if len(failed) > 1 else ''}; see {path}"
                 )
@@ -252,11 +252,11 @@ def infer(
         written = run.write_json(METRICS_NAME, metrics)
     if truncated := [record for record in records if "nan" in record]:
         nan = truncated[0]
-        _say(
+        tell(
             f"warning: {len(truncated)} of {len(records)} outputs are truncated; the first is "
             f"{nan['id']} ({nan['nan']}): check the checkpoint"
         )
-    _say(f"wrote {len(records)} predictions to {path}, totals to {written}")
+    tell(f"wrote {len(records)} predictions to {path}, totals to {written}")
     _say_outputs(records, show, decoder, prompts)
     return metrics
 
@@ -274,10 +274,6 @@ def tokens_of(
     options = chat_options("chat", chat)
     said: Any = text if options is None or not text.strip() else [{"role": "user", "content": text}]
     return decoder.encode(said, name, truncate=truncate, chat_template_kwargs=options)
-
-
-def _say(text: str) -> None:
-    print(f"specjax: {text}", file=sys.stderr)
 
 
 def _decoder(make: Callable[..., Decoder], run: RunDirectory) -> Decoder:
@@ -314,4 +310,4 @@ def _say_outputs(
         print(Shown(tuple(rows)).text(has_colours(sys.stderr)), file=sys.stderr)
     if (acceptance := acceptance_of(records)).drafts:
         for line in str(acceptance).splitlines():
-            _say(line)
+            tell(line)

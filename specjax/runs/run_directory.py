@@ -14,7 +14,6 @@ import platform
 import re
 import shlex
 import stat
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import safetensors.numpy
 
 from specjax.checks import check_path
 from specjax.environment import environment
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.memory import mappers
 from specjax.writing import (
     append,
@@ -222,7 +221,7 @@ class RunDirectory:
         here = {ENVIRONMENT: ours.get(ENVIRONMENT)}
         elsewhere = not difference({**(self._manifest or {}), **here}, ours)
         if elsewhere and allowed:
-            print(f"specjax: warning: continuing the run, although {apart}", file=sys.stderr)
+            tell(f"warning: continuing the run, although {apart}")
             return
         allow = ", or set allow_other_environment=True (rounding may then differ)" * elsewhere
         raise UserError(

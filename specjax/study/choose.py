@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checks import one_number, whole_number
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.evaluation import Bootstrap
 from specjax.rules import KLBall
 from specjax.study.expect import Expected, is_chain
-from specjax.study.measure import NATS, RELATIVE, Measuring, MeasuringError, Scores, over, tell
+from specjax.study.measure import NATS, RELATIVE, Measuring, MeasuringError, Scores, over
 from specjax.study.points import COMPARED, HELD_OUT
 from specjax.study.tables import pareto
 from specjax.text.parts import Part

@@ -17,7 +17,7 @@ import numpy as np
 from specjax.checks import PathLike, require
 from specjax.decoding.blocks import powers_of_two
 from specjax.drafting import CostAware, Costs
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.runs.evaluation import shown
 from specjax.runs.inference import tokens_of
 from specjax.runs.predictions import hash_of
@@ -35,7 +35,6 @@ from specjax.study.measure import (
     measure,
     over,
     score,
-    tell,
 )
 from specjax.study.points import COMPARED, CONFIG_NAME, MADE, Points
 from specjax.study.tables import by_sampling

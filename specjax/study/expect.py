@@ -34,11 +34,10 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Key
 
 from specjax.compilation import jit
 from specjax.drafting import FixedLength
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.rules import Deferral, KLPrice, Lossless, accept_probability
 from specjax.rules.target import has_carry
 from specjax.sampling.draws import draw, num_uniforms, residual_weights, total
-from specjax.study.measure import tell
 from specjax.text import TextModel
 from specjax.text.decoder import Decoder
 from specjax.text.setting import VERIFIER_ALONE, Setting, check_single

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +16,7 @@ from jaxtyping import Float, Int, Int32
 
 from specjax.checks import whole_number
 from specjax.compilation import count_compilations
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
 from specjax.evaluation.bootstrap import Sums, divided, mean, ratio
 from specjax.evaluation.efficiency import VERIFIER, check_costs
@@ -396,11 +395,6 @@ class _Reader:
             if rows[i].error is not None:
                 raise UserError(f"row {example.id}: {rows[i].error}")
         return [record_of_row(example, rows[i]) for i, example in enumerate(examples)]
-
-
-def tell(text: str) -> None:
-    """Prints a message on stderr."""
-    print(f"specjax: {text}", file=sys.stderr, flush=True)
 
 
 def take_turns(

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from jaxtyping import Bool, Int32
 from specjax.acceptance_head import Head
 from specjax.checks import check_static, join_names
 from specjax.compilation import jit
-from specjax.errors import UserError
+from specjax.errors import UserError, tell
 from specjax.fingerprints import digest
 from specjax.models.model import Model, platforms_of
 from specjax.models.weights import has_stored, is_stored
@@ -409,20 +408,17 @@ def translate(
             f"{drafter.name} and {verifier.name} share no tokens: choose another drafter"
         )
     if drafter.head is not None:
-        print(
-            f"specjax: the acceptance head of {drafter.name} is not used: it was trained for its "
-            "own tokens",
-            file=sys.stderr,
+        tell(
+            f"the acceptance head of {drafter.name} is not used: it was trained for its own tokens"
         )
     # An encoder-decoder writes answers to these texts, not their continuations.
     if texts and drafter.continues_prompts:
         share = shared_probability(drafter, ids[shared], texts)
         if share < least:
-            print(
-                f"specjax: {drafter.name} and {verifier.name} share {int(shared.sum()):,} tokens, "
+            tell(
+                f"{drafter.name} and {verifier.name} share {int(shared.sum()):,} tokens, "
                 f"with {share:.0%} of the drafter's probability: expect at most that share of the "
-                "acceptance that a drafter with the verifier's tokenizer has",
-                file=sys.stderr,
+                "acceptance that a drafter with the verifier's tokenizer has"
             )
     place = None if drafter.mesh is None else jax.sharding.NamedSharding(drafter.mesh, jax.P())
     placed = jax.device_put({"ids": ids, "shared": shared}, place)

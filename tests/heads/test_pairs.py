@@ -430,10 +430,6 @@ def test_what_a_head_cannot_do(place):
             specjax.Decoder(load(place, kind), stopping=own, **SHAPE)
     with pytest.raises(ValueError, match="is a draft head, which drafts only for its verifier"):
         specjax.load_text_model(place / "mtp")
-    with pytest.raises(ValueError, match="model must be EagleHead, got BlockHead"):
-        drafting.heads.EagleDrafter(pair.drafter.model, 2)
-    with pytest.raises(ValueError, match="model must be BlockHead, got EagleHead"):
-        drafting.heads.BlockDrafter(load(place, "eagle3").drafter.model, 2)
     # What is left may have no token that the head drafts.
     forbid = {"processors": (specjax.processors.SuppressTokens((5,)),), "rule": rules.OPT(0.2)}
     with pytest.raises(ValueError, match="BlockDrafter may draft it"):
