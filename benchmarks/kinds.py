@@ -138,8 +138,10 @@ def run(args: argparse.Namespace) -> Report:
     for drafting in args.drafting or ((copies,) if args.drafter is None else both):
         for draft in args.drafts:
             part = None if drafting == "drafter" else drafting
-            setting = Setting(drafting=part, max_draft=draft, temperature=args.temperature)
-            settings[f"{drafting}, G={draft}"] = setting
+            # A cascade has lengths of its own.
+            lengths = {} if drafting.startswith("Cascade(") else {"max_draft": draft}
+            name = ", ".join([drafting, *(f"G={draft}" for _ in lengths)])
+            settings[name] = Setting(drafting=part, temperature=args.temperature, **lengths)
     asked = requests(args)
     named = {"verifier": args.verifier, "drafter": args.drafter}
     paths: Any = {name: path for name, path in named.items() if path is not None}
