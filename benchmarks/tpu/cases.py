@@ -125,7 +125,7 @@ class Case:
         large, small = self.configs
         return _depth_of(large), _depth_of(small)
 
-    def networks(self, layers: tuple[int, int]) -> tuple[Any, Any]:
+    def networks(self, layers: tuple[int, int]) -> tuple[Any, ...]:
         """The verifier and the drafter, or a head, with these layers; a head keeps its own."""
         ways = Partitioner(self.mesh).ways("kv_heads") if self.mesh.size > 1 else None
         large, small = (
@@ -134,7 +134,12 @@ class Case:
         )
         count = METHODS[self.method].head
         if count is None:
-            return large, small
+            # Embeddings may be padded to different sizes, with rows that are no tokens.
+            tokens = min(large.vocab_size, small.vocab_size)
+            return tuple(
+                x if x.vocab_size == tokens else dataclasses.replace(x, tokens=tokens)
+                for x in (large, small)
+            )
         config = _head(large.config, count, self.sizes.draft)
         return large, draft_head(config, large).for_devices(self.platform, ways)
 
