@@ -100,7 +100,7 @@ def has_bytes() -> bool:
 
 def _in_bytes(weight: Array, *, by_rows: bool) -> bool:
     even = weight.dtype == jnp.int8 and weight.shape[1 if by_rows else 0] % GROUP == 0
-    return (even or weight.dtype == jnp.uint8) and has_bytes()
+    return (even or (weight.dtype == jnp.uint8 and not by_rows)) and has_bytes()
 
 
 def attention(

@@ -1,4 +1,4 @@
-"""The errors whose messages are for users (all others are faults of specjax), and notes to them."""
+"""The errors whose messages are for users, and `tell`; all other errors are faults of specjax."""
 
 import re
 import sys

@@ -71,7 +71,10 @@ class OrbaxReader:
         return unflatten(flat)
 
     def read(self, name: str, how: Any = _AS_NUMPY) -> Any:
-        """An array, by default as one of NumPy; a call for all would hold all buffers at once."""
+        """An array, by default as one of NumPy.
+
+        A call of Orbax per array: one for all would hold all their buffers at once.
+        """
         item = unflatten({f"{self._prefix}{name}": 0})
         ways = jax.tree.map(lambda _: how, item)
         args = ocp.args.PyTreeRestore(item, ways, partial_restore=True)

@@ -104,13 +104,13 @@ def add_weights(parser: argparse._ActionsContainer, default: str) -> None:
         default=default,
         choices=forms,
         help="the models' matrices: the floats that their files stand for, or fewer bits (int8: "
-        "all but embeddings; int4: kernels, and embeddings in 8 bits)",
+        "all but embeddings; int4: kernels, and embeddings in 8 bits; with +embedding: those too)",
     )
     parser.add_argument(
         "--drafter-weights",
         choices=forms,
-        help="the drafter's, which change no distribution of a lossless rule: int4+embedding is "
-        "the fastest (default: --weights)",
+        help="the drafter's, which change no distribution of a lossless rule: on CPUs with AVX-512 "
+        "VNNI int4+embedding is the fastest (default: --weights)",
     )
 
 

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(tables(results))
     print_data(json.dumps(results))
-    tell(f"{_next(results)}")
+    tell(_next(results))
     if not results["failed"]:
         return 0
     name, why = next(iter(results["failures"].items()))

@@ -98,6 +98,8 @@ class EpsilonCutoff(Processor):
 class EtaCutoff(EpsilonCutoff):
     """Keeps tokens of at least the probability min(epsilon, sqrt(epsilon) exp(-entropy)).
 
+    Its field is that of `EpsilonCutoff`.
+
     Source: Hewitt et al. 2022 (arXiv 2210.15191); `EtaLogitsWarper` of transformers.
     """
 

@@ -49,6 +49,8 @@ from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting, check_s
 
 # The settings to measure: those selected by estimates, all, or none.
 FRONT, ALL, NONE = "front", "all", "none"
+# The numbers of models whose programs are forgotten when no next setting needs them.
+_LARGE = 2**28
 
 
 def compare(
@@ -70,7 +72,8 @@ def compare(
 
     Settings that cannot be estimated are measured. With limits the chosen setting is measured again
     on held-out texts (see `choose`). Estimates and measurements in the directory are not repeated,
-    and a kill loses only the setting that was being measured. A setting that fails gets a line with
+    and a kill loses only the setting that was being measured. Programs of large models are dropped
+    (`jax.clear_caches`) before a setting that needs others. A setting that fails gets a line with
     the reason; the next start tries it again. Tables and plots include settings of earlier grids.
 
     Args:
@@ -199,6 +202,7 @@ def compare(
             if done := len(taken) - len(missing):
                 tell(f"{done} of {len(taken)} settings were measured before")
             begin = time.perf_counter()
+            is_large = sum(model.size for model in bench.models.values()) > _LARGE
             for i, setting in enumerate(missing):
                 left_min = (time.perf_counter() - begin) / max(i, 1) * (len(missing) - i) / 60
                 eta = f" (about {left_min:.0f} min left)" if i and left_min >= 1 else ""
@@ -207,6 +211,9 @@ def compare(
                     look(setting, COMPARED)
                 except MeasuringError as error:  # it does not stop the others
                     tell(f"  failed: {error}")
+                if is_large and setting.curve != missing[(i + 1) % len(missing)].curve:
+                    jax.clear_caches()  # these programs may be more than 1 GB
+                    gc.collect()
         if chooses:
             judge = Judge(search, settings[0].verifier_alone, points.quality, points.bootstrap)
             scored = points.scored()
@@ -367,8 +374,6 @@ def _look(bench: Bench, points: Points, parts: Parts, setting: Setting, part: st
         error.__traceback__ = None  # frees the objects in its frames
         gc.collect()
         raise MeasuringError(error) from None
-    finally:
-        jax.clear_caches()  # the programs of a setting of a large pair are more than 1 GB
     used = [name for name in ("verifier", *setting.drafters) if name in models]
     about = {
         "over_verifier": {

@@ -354,6 +354,8 @@ class _Reader:
 
     def __init__(self, setting: Setting, bench: Bench, batch_size: int):
         self._decoder, self._bench = bench.decoder(setting, batch_size), bench
+        # A token compiles all programs, but a constraint may need more.
+        self._shortest = None if setting.processors else 1
         prefix = Prefix(bench.shared, None, self._decoder.method, self._decoder.params)
         self._prefix = prefix if len(prefix) else None
 
@@ -367,13 +369,15 @@ class _Reader:
         }
 
     def warm(self, chunks: list[list[int]], seed: int) -> None:
-        """Compiles the programs of each shape of a chunk; a limit of one token does."""
+        """Decodes a chunk of each shape, to compile its programs."""
         shapes: dict[int, list[int]] = {}
         for chunk in chunks:
             longest = max(len(self._bench.prompts[i]) for i in chunk)
             shapes.setdefault(int(np.searchsorted(self._decoder.buckets, longest)), chunk)
         for chunk in shapes.values():
-            self._decoder(**self._arguments(chunk, seed), max_new_tokens=1, progress=False)
+            self._decoder(
+                **self._arguments(chunk, seed), max_new_tokens=self._shortest, progress=False
+            )
 
     def timed(self, seed: int, chunk: list[int]) -> tuple[float, Result]:
         """The seconds of a chunk, and its result."""

@@ -408,3 +408,9 @@ def test_times_are_of_the_median_repeat_and_the_mean_seed():
     seconds = np.array([[[1.0], [9.0], [2.0]], [[4.0], [4.0], [4.0]]])  # 2 seeds, 3 repeats
     times = Times(seconds, *2 * (np.ones((2, 1), int),))
     assert times.usual.tolist() == [3.0]
+
+
+def test_a_constraint_that_needs_several_tokens_is_measured():
+    setting = dataclasses.replace(world.VERIFIER, processors=('Regex("[a-z]{3,6}")',))
+    measured = measure(setting, bench())
+    assert all(len(row["tokens"]) > 1 for rows in measured.rows for row in rows)
