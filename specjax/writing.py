@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
-
-from specjax.errors import tell
 
 
 @contextlib.contextmanager
@@ -148,9 +147,10 @@ def locked(path: Path, in_use: str) -> Iterator[None]:
             except BlockingIOError:
                 raise OSError(in_use) from None
             except OSError as error:
-                tell(
-                    f"warning: the file system of {path.parent} has no locks "
-                    f"({error.strerror}): do not start a second process in this directory"
+                print(
+                    f"specjax: warning: the file system of {path.parent} has no locks "
+                    f"({error.strerror}): do not start a second process in this directory",
+                    file=sys.stderr,
                 )
             if not os.fstat(lock).st_nlink:  # the previous process has removed the file
                 continue
@@ -246,9 +246,10 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
                         path.rmdir()
                     if path.exists():
                         place = set_aside(path)
-                        tell(
-                            f"warning: {path} is new; what was there is now {place}: "
-                            "delete it if you do not need it"
+                        print(
+                            f"specjax: warning: {path} is new; what was there is now {place}: "
+                            "delete it if you do not need it",
+                            file=sys.stderr,
                         )
                     partial.rename(path)
             _wait_for_all(f"{path} in place")
