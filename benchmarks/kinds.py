@@ -138,10 +138,11 @@ def run(args: argparse.Namespace) -> Report:
     for drafting in args.drafting or ((copies,) if args.drafter is None else both):
         for draft in args.drafts:
             part = None if drafting == "drafter" else drafting
-            # A cascade has lengths of its own.
-            lengths = {} if drafting.startswith("Cascade(") else {"max_draft": draft}
-            name = ", ".join([drafting, *(f"G={draft}" for _ in lengths)])
-            settings[name] = Setting(drafting=part, temperature=args.temperature, **lengths)
+            name, longest = f"{drafting}, G={draft}", draft
+            if drafting.startswith("Cascade("):  # it has lengths of its own
+                name, longest = drafting, None
+            setting = Setting(drafting=part, max_draft=longest, temperature=args.temperature)
+            settings[name] = setting
     asked = requests(args)
     named = {"verifier": args.verifier, "drafter": args.drafter}
     paths: Any = {name: path for name, path in named.items() if path is not None}

@@ -35,7 +35,7 @@ from specjax.checkpoints.loading import check_checksums
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import Model
-from specjax.models.config import common_dtype, float_dtype
+from specjax.models.config import disk_dtype
 from specjax.models.decoder_only import FULL, SLIDING
 from specjax.models.families import family_of
 from specjax.models.family import HFFields, Renaming
@@ -200,7 +200,7 @@ def save_draft_head(
             f"an {head.config.kind} head cannot be written: speculators has no such format"
         )
     config, theirs = head.config, head.verifier.config
-    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
+    disk = disk_dtype(flat, dtype)
     sizes = set(filter(None, config.windows))
     inner = config_to_hf(config.layers, SpecialIds(), disk) | {
         "sliding_window": max(sizes, default=None),

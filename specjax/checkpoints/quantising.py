@@ -55,6 +55,7 @@ def _quantise(
     view: View, *, kind: type[QuantisedWeight], name: str | None, places: Sequence[Sharding]
 ) -> QuantisedWeight:
     axis, of_block = kind.channel_axis, _quantiser(kind)
+    last = axis == 1 or kind.is_transposed  # the channels are the last axis of the arrays
     shapes, tree = jax.tree.flatten(kind.abstract(view.shape))
     arrays = [np.empty(x.shape, x.dtype) for x in shapes]
 
@@ -65,7 +66,6 @@ def _quantise(
             begins = (number, 0, channels.start) if axis else (number, channels.start, 0)
             dims = len(view.shape)
             check_finite(name, block[(None,) * (dims - 2)], begins[-dims:])
-        last = axis == 1 or kind.is_transposed
         for part, numbers in zip(parts, of_block(block), strict=True):
             part[(..., channels) if last else channels] = np.asarray(numbers)
 

@@ -19,7 +19,7 @@ from specjax.checkpoints.loading import VERSION, load_model, read_config
 from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
 from specjax.errors import UserError
 from specjax.models import Model, ModelConfig, T5Config, model_from_config
-from specjax.models.config import common_dtype, float_dtype
+from specjax.models.config import common_dtype, disk_dtype
 from specjax.models.families import config_to_dict
 from specjax.models.weights import is_stored
 from specjax.tokenizers.load import keep_sentinels
@@ -88,7 +88,7 @@ def save_model(
         )
     flat = _checked(config, params)
     check_format(config, format)
-    disk = common_dtype(x.dtype for x in flat.values()) if dtype is None else float_dtype(dtype)
+    disk = disk_dtype(flat, dtype)
     ids = _all_ids(config, special_ids, tokenizer_from)
     longest = max_position_embeddings
     with new_directory(Path(path), replace=replace) as directory:
@@ -204,7 +204,7 @@ def save_t5x_pair(
     for role, source in (("verifier", verifier), ("drafter", drafter)):
         own, steps[role], configs[role] = _t5x_arrays(Path(source), check_weights)
         arrays |= {f"{role}/{name}": value for name, value in own.items()}
-    disk = common_dtype(x.dtype for x in arrays.values()) if dtype is None else float_dtype(dtype)
+    disk = disk_dtype(arrays, dtype)
     with new_directory(Path(path)) as directory:
         copy_tokenizer_files(Path(verifier), directory)
         t5x.write_t5x(directory, arrays, step=steps["verifier"], dtype=disk)

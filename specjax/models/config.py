@@ -408,6 +408,11 @@ def float_dtype(value: Any, name: str = "`dtype`") -> np.dtype:
     return dtype
 
 
+def disk_dtype(arrays: Mapping[str, Any], dtype: Any) -> np.dtype:
+    """The dtype of saved arrays: the one that a user gives, or else their `common_dtype`."""
+    return common_dtype(x.dtype for x in arrays.values()) if dtype is None else float_dtype(dtype)
+
+
 def check_numbers(config: Any, name: str) -> None:
     """Converts each number of a dataclass, in place, to its declared type, and checks its range."""
     for field in dataclasses.fields(config):

@@ -49,7 +49,7 @@ from specjax.text.setting import DRAFTER_ALONE, VERIFIER_ALONE, Setting, check_s
 
 # The settings to measure: those selected by estimates, all, or none.
 FRONT, ALL, NONE = "front", "all", "none"
-# The numbers of models whose programs are forgotten when no next setting needs them.
+# Of models with more numbers than this, programs are dropped when the next setting needs others.
 _LARGE = 2**28
 
 

@@ -414,3 +414,14 @@ def test_a_constraint_that_needs_several_tokens_is_measured():
     setting = dataclasses.replace(world.VERIFIER, processors=('Regex("[a-z]{3,6}")',))
     measured = measure(setting, bench())
     assert all(len(row["tokens"]) > 1 for rows in measured.rows for row in rows)
+
+
+def test_programs_of_large_models_are_dropped_where_the_next_setting_needs_others(
+    tmp_path, measured, monkeypatch
+):
+    dropped = []
+    monkeypatch.setattr(compare_module, "_LARGE", 0)
+    monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(len(measured)))
+    world.run(tmp_path / "out", ASKED)
+    assert measured == ASKED
+    assert dropped == [1, 2, 4, 5, 6]  # another strength needs no other
