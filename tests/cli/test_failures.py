@@ -109,6 +109,14 @@ def test_a_reader_that_goes_is_no_error():
     assert ended.stderr == ""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def heard():
+    """Processes hear SIGINT, also if the tests are a shell's background job, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     directory = tmp_path_factory.mktemp("interrupted")
