@@ -512,16 +512,20 @@ class InBytes(_OfRows):
         kind, whole, bytes_ = "<16 x float>", "<16 x i32>", "<16 x i8>"
         first = self.whole("mul", group, GROUP)
         parts = [self.floats(x, self.whole("add", first, at), 16) for at in (0, 16)]
-        a, b = (self.let(f"call {kind} @llvm.fabs.v16f32({kind} {part})") for part in parts)
-        top = self.let(f"call {kind} @llvm.maximum.v16f32({kind} {a}, {kind} {b})")
-        top = self.let(f"call float @llvm.vector.reduce.fmaximum.v16f32({kind} {top})")
+        # Bits of floats without signs have the order of the floats, and those of NaN are the largest.
+        a, b = (self.let(f"bitcast {kind} {part} to {whole}") for part in parts)
+        a, b = (self.let(f"and {whole} {bits}, splat (i32 {0x7FFFFFFF})") for bits in (a, b))
+        top = self.let(f"call {whole} @llvm.smax.v16i32({whole} {a}, {whole} {b})")
+        top = self.let(f"call i32 @llvm.vector.reduce.smax.v16i32({whole} {top})")
+        least = np.float32(1e-30).view(np.int32)
+        at_least = self.let(f"call i32 @llvm.smax.i32(i32 {top}, i32 {least})")
+        top, at_least = (self.let(f"bitcast i32 {bits} to float") for bits in (top, at_least))
         nothing = self.let(f"fsub float {top}, {top}")  # NaN where a number is not finite
-        top = self.let(f"call float @llvm.maximum.f32(float {top}, float {_literal(1e-30)})")
-        factor = self.let(f"fdiv float {top}, {_literal(127)}")
+        factor = self.let(f"fdiv float {at_least}, {_literal(127)}")
         factor = self.let(f"fadd float {factor}, {nothing}")
         factors = self.at(begin, self.whole("mul", "%groups", GROUP // 4))
         self.do(f"store float {factor}, ptr {self.at(factors, group)}, align 4")
-        steps = self.splat(self.let(f"fdiv float {_literal(127)}, {top}"), "float", 16)
+        steps = self.splat(self.let(f"fdiv float {_literal(127)}, {at_least}"), "float", 16)
         total = "zeroinitializer"
         for part, at in zip(parts, (0, 16), strict=True):
             # Added to this number, one is rounded to a whole number, in its lowest bits.
@@ -561,15 +565,20 @@ class BytesByColumns(_Product):
         self.do(f"%groups = sdiv i64 %X, {WORDS}")
         self.do(f"%ahead = mul i64 {GROUP // self.numbers}, %N")
         self.do(f"%tile = alloca [{GROUP * 4 * self.lanes} x i8], align 64")
+        # In %y a core that fetches ahead would take lines where another one adds.
+        sets = self.parts(self.whole("sub", "%n1", "%n0"), self.lanes)
+        self.do(f"%width = mul i64 {sets}, {self.lanes}")
+        most = self.let(f"call i64 @llvm.smin.i64(i64 %M, i64 {_SWEEP})")
+        self.do(f"%sums = alloca float, i64 {self.whole('mul', most, '%width')}, align 64")
         with self.loop("0", "%M", _SWEEP) as (low, _):
-            high = self.whole("add", low, _SWEEP)
-            high = self.let(f"call i64 @llvm.smin.i64(i64 {high}, i64 %M)")
-            with self.loop(low, high, 1) as (row, _):
-                self.in_parts(functools.partial(self.clear, row))
+            rows = self.whole("sub", "%M", low)
+            rows = self.let(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {_SWEEP})")
+            with self.loop("0", self.whole("mul", rows, "%width"), self.lanes) as (place, _):
+                self.store("zeroinitializer", place, self.lanes, "%sums")
             with self.loop("0", "%groups", 1) as (group, _):
-                self.in_parts(functools.partial(self.add, group, low, high))
-            with self.loop(low, high, 1) as (row, _):
-                self.in_parts(functools.partial(self.finish, row))
+                self.in_parts(functools.partial(self.add, group, low, rows))
+            with self.loop("0", rows, 1) as (row, _):
+                self.in_parts(functools.partial(self.finish, low, row))
 
     def in_parts(self, body: Callable[[str, int, str | None], None]) -> None:
         """Calls `body(column, vectors, mask)` for all columns."""
@@ -583,26 +592,27 @@ class BytesByColumns(_Product):
         first = self.whole("add", self.whole("mul", row, "%N"), n)
         return [self.whole("add", first, part * self.lanes) for part in range(parts)]
 
-    def clear(self, row: str, n: str, parts: int, mask: str | None) -> None:
-        for place in self.places(row, n, parts):
-            self.store("zeroinitializer", place, self.lanes, mask=mask)
+    def sums(self, row: str, n: str, parts: int) -> list[str]:
+        """Where vectors of the sums of a row of x begin."""
+        first = self.whole("add", self.whole("mul", row, "%width"), self.whole("sub", n, "%n0"))
+        return [self.whole("add", first, part * self.lanes) for part in range(parts)]
 
-    def finish(self, row: str, n: str, parts: int, mask: str | None) -> None:
-        places = self.places(row, n, parts)
-        sums = self.turned([self.floats("%y", place, self.lanes, mask=mask) for place in places])
-        for part, (place, value) in enumerate(zip(places, sums, strict=True)):
+    def finish(self, low: str, row: str, n: str, parts: int, mask: str | None) -> None:
+        places = self.places(self.whole("add", low, row), n, parts)
+        sums = [self.floats("%sums", place, self.lanes) for place in self.sums(row, n, parts)]
+        for part, (place, value) in enumerate(zip(places, self.turned(sums), strict=True)):
             column = self.whole("add", n, part * self.lanes)
             self.store(self.scale(value, column, self.lanes, mask), place, self.lanes, mask=mask)
 
-    def add(self, group: str, low: str, high: str, n: str, parts: int, mask: str | None) -> None:
-        """Adds the products of a group of inputs to some rows and columns of `%y`."""
+    def add(self, group: str, low: str, rows: str, n: str, parts: int, mask: str | None) -> None:
+        """Adds the products of a group of inputs to the sums of some rows and columns."""
         self.fill_tile(group, n, parts, mask)
         ends = self.ends(group, n, parts, mask)
 
-        def rows(row: str, count: int) -> None:
-            self.add_rows(group, [self.whole("add", row, i) for i in range(count)], n, mask, ends)
+        def some(row: str, count: int) -> None:
+            self.add_rows(group, low, [self.whole("add", row, i) for i in range(count)], n, ends)
 
-        self.in_steps(low, high, tuple(range(_ROWS[0], 0, -1)), rows)
+        self.in_steps("0", rows, tuple(range(_ROWS[0], 0, -1)), some)
 
     def fill_tile(self, group: str, n: str, parts: int, mask: str | None) -> None:
         """Bytes of four inputs become lanes of 32 bits."""
@@ -684,11 +694,13 @@ class BytesByColumns(_Product):
         return [lines(both, parts) for both in (firsts, lasts) for parts in order]
 
     def add_rows(
-        self, group: str, rows: Sequence[str], n: str, mask: str | None, ends: Sequence[Any]
+        self, group: str, low: str, rows: Sequence[str], n: str, ends: Sequence[Any]
     ) -> None:
         lanes, parts = self.lanes, len(ends)
         wide, kind = f"<{lanes} x i32>", f"<{lanes} x float>"
-        begins = [self.at("%x", self.whole("mul", row, "%X")) for row in rows]
+        begins = [
+            self.at("%x", self.whole("mul", self.whole("add", low, row), "%X")) for row in rows
+        ]
         factors = self.whole("add", self.whole("mul", "%groups", GROUP // 4), group)
         sums = []
         for begin in begins:
@@ -713,11 +725,11 @@ class BytesByColumns(_Product):
         for i, (row, begin) in enumerate(zip(rows, begins, strict=True)):
             factor = self.let(f"load float, ptr {self.at(begin, factors)}, align 4")
             wides = self.splat(factor, "float", lanes)
-            for part, place in enumerate(self.places(row, n, parts)):
+            for part, place in enumerate(self.sums(row, n, parts)):
                 value = self.let(f"sitofp {wide} {new[i * parts + part]} to {kind}")
-                y = self.floats("%y", place, lanes, mask=mask)
+                y = self.floats("%sums", place, lanes)
                 value, y = self.of_group(ends[part], value, y, sums[i], factor)
-                self.store(self.add_product(value, wides, y, lanes), place, lanes, mask=mask)
+                self.store(self.add_product(value, wides, y, lanes), place, lanes, "%sums")
 
     def start(self, total: str) -> str:
         """What a sum begins with, where a row's bytes have this total."""
