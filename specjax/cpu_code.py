@@ -27,8 +27,8 @@ GROUP, WORDS = 32, 10
 # So many rows of x are multiplied with a tile of a matrix.
 _SWEEP = 32
 # What a thread takes at a time: of [K, N] so many bytes of each row, of [N, K] rows of so many
-# bytes in total.
-_PIECE, _PART = 1 << 12, 1 << 17
+# bytes in total, of [K, N] with x in 8 bits so many sums.
+_PIECE, _PART, _SUMS = 1 << 12, 1 << 17, 1 << 15
 # The instruction of `add_quads`; LLVM 22 knows its types of before if they are declared.
 _QUADS = "llvm.x86.avx512.vpdpbusd.512"
 _DECLARED = f"declare <16 x i32> @{_QUADS}(<16 x i32>, <16 x i32>, <16 x i32>)"
@@ -341,6 +341,25 @@ class _Product(Kernel):
         """The most columns of so many bytes that a thread takes at a time."""
         raise NotImplementedError
 
+    def allocate_sums(self, rows: str) -> None:
+        """`%sums`: of `%width` columns from `%n0`, for so many rows."""
+        # In %y a core that fetches ahead would take lines where another one adds.
+        sets = self.parts(self.whole("sub", "%n1", "%n0"), self.lanes)
+        self.do(f"%width = mul i64 {sets}, {self.lanes}")
+        self.do(f"%sums = alloca float, i64 {self.whole('mul', rows, '%width')}, align 64")
+
+    def clear_sums(self, rows: str) -> None:
+        with self.loop("0", self.whole("mul", rows, "%width"), self.lanes) as (place, _):
+            self.store("zeroinitializer", place, self.lanes, "%sums")
+
+    def sums(self, row: Any, n: str) -> str:
+        """The place in `%sums` of a column of a row."""
+        return self.whole("add", self.whole("mul", row, "%width"), self.whole("sub", n, "%n0"))
+
+    def entry(self, row: Any, n: str) -> str:
+        """The place of a column of a row of `%y`, or of a matrix `[K, N]`."""
+        return self.whole("add", self.whole("mul", row, "%N"), n)
+
     def scale(self, value: str, column: str, width: int, mask: str | None = None) -> str:
         if not self.scaled:
             return value
@@ -351,7 +370,7 @@ class _Product(Kernel):
 class ByColumns(_Product):
     """Of a matrix `[K, N]`: lanes are columns.
 
-    The products of some of its rows are added in registers, then to `%y`, which stays in a core's
+    The products of some of its rows are added in registers, then to `%sums`, which stay in a core's
     cache. The next rows are fetched meanwhile.
     """
 
@@ -363,13 +382,6 @@ class ByColumns(_Product):
     def write(self, rows: int) -> None:
         lanes = self.lanes
         tiles = (lanes * max(1, min(8, _REGISTERS // rows)), lanes, 1)
-
-        def entry(row: int, n: str) -> str:
-            return self.whole("add", self.whole("mul", row, "%N"), n)
-
-        def clear(n: str, width: int) -> None:
-            for row in range(rows):
-                self.store("zeroinitializer", entry(row, n), width)
 
         def add(first: str, last: str, n: str, size: int) -> None:
             width = min(size, lanes)
@@ -389,27 +401,26 @@ class ByColumns(_Product):
                 for place, (row, part) in enumerate(places):
                     totals[place] = self.add_product(weights[part], xs[row], totals[place], width)
             for total, (row, part) in zip(totals, places, strict=True):
-                y = entry(row, starts[part])
-                self.store(
-                    self.let(f"fadd {kind} {self.floats('%y', y, width)}, {total}"), y, width
-                )
+                y = self.sums(row, starts[part])
+                value = self.let(f"fadd {kind} {self.floats('%sums', y, width)}, {total}")
+                self.store(value, y, width, "%sums")
 
         def entry_of_x(row: int, k: str) -> str:
             return self.whole("add", self.whole("mul", row, "%K"), k)
 
         def finish(n: str, width: int) -> None:
             for row in range(rows):
-                y = entry(row, n)
-                self.store(self.scale(self.floats("%y", y, width), n, width), y, width)
+                value = self.scale(self.floats("%sums", self.sums(row, n), width), n, width)
+                self.store(value, self.entry(row, n), width)
 
-        self.in_steps("%n0", "%n1", (lanes, 1), clear)
+        self.allocate_sums(str(rows))
+        self.clear_sums(str(rows))
         self.do(f"%ahead = mul i64 {_DEPTH}, %N")
         with self.loop("0", "%K", _DEPTH) as (first, _):
             last = self.whole("add", first, _DEPTH)
             last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
             self.in_steps("%n0", "%n1", tiles, functools.partial(add, first, last))
-        if self.scaled:
-            self.in_steps("%n0", "%n1", (lanes, 1), finish)
+        self.in_steps("%n0", "%n1", (lanes, 1), finish)
 
 
 class ByRows(_Product):
@@ -512,7 +523,7 @@ class InBytes(_OfRows):
         kind, whole, bytes_ = "<16 x float>", "<16 x i32>", "<16 x i8>"
         first = self.whole("mul", group, GROUP)
         parts = [self.floats(x, self.whole("add", first, at), 16) for at in (0, 16)]
-        # Bits of floats without signs have the order of the floats, and those of NaN are the largest.
+        # Bits without a sign have the order of the floats; those of NaN are the largest.
         a, b = (self.let(f"bitcast {kind} {part} to {whole}") for part in parts)
         a, b = (self.let(f"and {whole} {bits}, splat (i32 {0x7FFFFFFF})") for bits in (a, b))
         top = self.let(f"call {whole} @llvm.smax.v16i32({whole} {a}, {whole} {b})")
@@ -558,23 +569,18 @@ class BytesByColumns(_Product):
     def most(self, code: Code, column: str) -> str:
         rows = code.let(self.size(0, 0))
         rows = code.let(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {_SWEEP})")
-        return code.largest(code.whole("sdiv", _PIECE, code.largest(rows, 1)), 2 * self.group)
+        return code.largest(code.whole("sdiv", _SUMS, code.largest(rows, 1)), 2 * self.group)
 
     def write(self) -> None:
         self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%groups = sdiv i64 %X, {WORDS}")
         self.do(f"%ahead = mul i64 {GROUP // self.numbers}, %N")
         self.do(f"%tile = alloca [{GROUP * 4 * self.lanes} x i8], align 64")
-        # In %y a core that fetches ahead would take lines where another one adds.
-        sets = self.parts(self.whole("sub", "%n1", "%n0"), self.lanes)
-        self.do(f"%width = mul i64 {sets}, {self.lanes}")
-        most = self.let(f"call i64 @llvm.smin.i64(i64 %M, i64 {_SWEEP})")
-        self.do(f"%sums = alloca float, i64 {self.whole('mul', most, '%width')}, align 64")
+        self.allocate_sums(self.let(f"call i64 @llvm.smin.i64(i64 %M, i64 {_SWEEP})"))
         with self.loop("0", "%M", _SWEEP) as (low, _):
             rows = self.whole("sub", "%M", low)
             rows = self.let(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {_SWEEP})")
-            with self.loop("0", self.whole("mul", rows, "%width"), self.lanes) as (place, _):
-                self.store("zeroinitializer", place, self.lanes, "%sums")
+            self.clear_sums(rows)
             with self.loop("0", "%groups", 1) as (group, _):
                 self.in_parts(functools.partial(self.add, group, low, rows))
             with self.loop("0", rows, 1) as (row, _):
@@ -587,19 +593,16 @@ class BytesByColumns(_Product):
         with self.loop(rest, "%n1", self.lanes) as (n, _):
             body(n, 1, self.within(n, "%n1"))
 
-    def places(self, row: str, n: str, parts: int) -> list[str]:
-        """Where vectors of a row of a matrix of N columns begin."""
-        first = self.whole("add", self.whole("mul", row, "%N"), n)
-        return [self.whole("add", first, part * self.lanes) for part in range(parts)]
-
-    def sums(self, row: str, n: str, parts: int) -> list[str]:
-        """Where vectors of the sums of a row of x begin."""
-        first = self.whole("add", self.whole("mul", row, "%width"), self.whole("sub", n, "%n0"))
+    def vectors(self, first: str, parts: int) -> list[str]:
+        """Where vectors begin, one behind the other."""
         return [self.whole("add", first, part * self.lanes) for part in range(parts)]
 
     def finish(self, low: str, row: str, n: str, parts: int, mask: str | None) -> None:
-        places = self.places(self.whole("add", low, row), n, parts)
-        sums = [self.floats("%sums", place, self.lanes) for place in self.sums(row, n, parts)]
+        places = self.vectors(self.entry(self.whole("add", low, row), n), parts)
+        sums = [
+            self.floats("%sums", place, self.lanes)
+            for place in self.vectors(self.sums(row, n), parts)
+        ]
         for part, (place, value) in enumerate(zip(places, self.turned(sums), strict=True)):
             column = self.whole("add", n, part * self.lanes)
             self.store(self.scale(value, column, self.lanes, mask), place, self.lanes, mask=mask)
@@ -621,7 +624,7 @@ class BytesByColumns(_Product):
         with self.loop("0", str(GROUP // 4), self.numbers) as (quad, _):
             first, rows = self.first(group, quad), []
             for i in range(4):
-                (place, *_) = self.places(self.whole("add", first, i), n, parts)
+                place = self.entry(self.whole("add", first, i), n)
                 rows.append(self.load("%w", place, size, "i8", mask))
             if parts == 1:
                 both = [self.mixed(rows[i : i + 2], of, range(2 * lanes)) for i in (0, 2)]
@@ -653,8 +656,8 @@ class BytesByColumns(_Product):
         """Fetches a part of what is read after these columns."""
         first = self.first(group, quad)
         for i in range(4 // self.numbers):
-            (place,) = self.places(self.whole("add", first, i), n, 1)
-            self.do(_PREFETCH.format(self.at("%w", self.whole("add", place, "%ahead"), "i8")))
+            place = self.whole("add", self.entry(self.whole("add", first, i), n), "%ahead")
+            self.do(_PREFETCH.format(self.at("%w", place, "i8")))
 
     def halves(self, both: Sequence[str], of: str, width: int) -> list[str]:
         """In each 16 bytes, the first halves of two vectors in turns, and the second ones."""
@@ -725,7 +728,7 @@ class BytesByColumns(_Product):
         for i, (row, begin) in enumerate(zip(rows, begins, strict=True)):
             factor = self.let(f"load float, ptr {self.at(begin, factors)}, align 4")
             wides = self.splat(factor, "float", lanes)
-            for part, place in enumerate(self.sums(row, n, parts)):
+            for part, place in enumerate(self.vectors(self.sums(row, n), parts)):
                 value = self.let(f"sitofp {wide} {new[i * parts + part]} to {kind}")
                 y = self.floats("%sums", place, lanes)
                 value, y = self.of_group(ends[part], value, y, sums[i], factor)
@@ -768,7 +771,7 @@ class FourBits(BytesByColumns):
         return "zeroinitializer"
 
     def ends(self, group: str, n: str, parts: int, mask: str | None) -> list[Any]:
-        places = self.places(group, n, parts)
+        places = self.vectors(self.entry(group, n), parts)
         both = [
             self.turned([self.half(base, place, mask) for place in places])
             for base in ("%s", "%lows")
