@@ -27,7 +27,7 @@ GROUP, WORDS = 32, 10
 # So many rows of x are multiplied with a tile of a matrix.
 _SWEEP = 32
 # What a thread takes at a time: of [K, N] so many bytes of each row, of [N, K] rows of so many
-# bytes in total, of [K, N] with x in 8 bits so many sums.
+# bytes in total, of [K, N] with x in 8 bits so many sums: long parts of rows are read fastest.
 _PIECE, _PART, _SUMS = 1 << 12, 1 << 17, 1 << 15
 # The instruction of `add_quads`; LLVM 22 knows its types of before if they are declared.
 _QUADS = "llvm.x86.avx512.vpdpbusd.512"
@@ -102,7 +102,10 @@ class Code:
     def threads(self, work: str, share: int) -> str:
         """So many that each has its share of the work, or one."""
         most = self.whole("add", self.whole("sdiv", work, share), 1)
-        return self.let(f"call i64 @llvm.smin.i64(i64 %threads, i64 {most})")
+        return self.smallest("%threads", most)
+
+    def smallest(self, a: str, b: Any) -> str:
+        return self.let(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
     def largest(self, a: str, b: Any) -> str:
         return self.let(f"call i64 @llvm.smax.i64(i64 {a}, i64 {b})")
@@ -341,23 +344,23 @@ class _Product(Kernel):
         """The most columns of so many bytes that a thread takes at a time."""
         raise NotImplementedError
 
-    def allocate_sums(self, rows: str) -> None:
+    def allocate_sums(self, rows: Any) -> None:
         """`%sums`: of `%width` columns from `%n0`, for so many rows."""
         # In %y a core that fetches ahead would take lines where another one adds.
         sets = self.parts(self.whole("sub", "%n1", "%n0"), self.lanes)
         self.do(f"%width = mul i64 {sets}, {self.lanes}")
         self.do(f"%sums = alloca float, i64 {self.whole('mul', rows, '%width')}, align 64")
 
-    def clear_sums(self, rows: str) -> None:
+    def clear_sums(self, rows: Any) -> None:
         with self.loop("0", self.whole("mul", rows, "%width"), self.lanes) as (place, _):
             self.store("zeroinitializer", place, self.lanes, "%sums")
 
-    def sums(self, row: Any, n: str) -> str:
+    def sum_at(self, row: Any, n: str) -> str:
         """The place in `%sums` of a column of a row."""
         return self.whole("add", self.whole("mul", row, "%width"), self.whole("sub", n, "%n0"))
 
     def entry(self, row: Any, n: str) -> str:
-        """The place of a column of a row of `%y`, or of a matrix `[K, N]`."""
+        """The place of a column of a row of an array with N columns, such as `%y`."""
         return self.whole("add", self.whole("mul", row, "%N"), n)
 
     def scale(self, value: str, column: str, width: int, mask: str | None = None) -> str:
@@ -401,7 +404,7 @@ class ByColumns(_Product):
                 for place, (row, part) in enumerate(places):
                     totals[place] = self.add_product(weights[part], xs[row], totals[place], width)
             for total, (row, part) in zip(totals, places, strict=True):
-                y = self.sums(row, starts[part])
+                y = self.sum_at(row, starts[part])
                 value = self.let(f"fadd {kind} {self.floats('%sums', y, width)}, {total}")
                 self.store(value, y, width, "%sums")
 
@@ -410,15 +413,14 @@ class ByColumns(_Product):
 
         def finish(n: str, width: int) -> None:
             for row in range(rows):
-                value = self.scale(self.floats("%sums", self.sums(row, n), width), n, width)
+                value = self.scale(self.floats("%sums", self.sum_at(row, n), width), n, width)
                 self.store(value, self.entry(row, n), width)
 
-        self.allocate_sums(str(rows))
-        self.clear_sums(str(rows))
+        self.allocate_sums(rows)
+        self.clear_sums(rows)
         self.do(f"%ahead = mul i64 {_DEPTH}, %N")
         with self.loop("0", "%K", _DEPTH) as (first, _):
-            last = self.whole("add", first, _DEPTH)
-            last = self.let(f"call i64 @llvm.smin.i64(i64 {last}, i64 %K)")
+            last = self.smallest(self.whole("add", first, _DEPTH), "%K")
             self.in_steps("%n0", "%n1", tiles, functools.partial(add, first, last))
         self.in_steps("%n0", "%n1", (lanes, 1), finish)
 
@@ -448,8 +450,7 @@ class ByRows(_Product):
         )
         for i in range(rows):
             value = self.scale(self.lane_sums(totals[i::rows]), n, columns)
-            place = self.whole("mul", self.whole("add", row, i), "%N")
-            self.store(value, self.whole("add", place, n), columns)
+            self.store(value, self.entry(self.whole("add", row, i), n), columns)
 
     def starts(self, base: str, first: str, count: int, stored: str) -> list[str]:
         """The addresses of so many rows."""
@@ -526,17 +527,17 @@ class InBytes(_OfRows):
         # Bits without a sign have the order of the floats; those of NaN are the largest.
         a, b = (self.let(f"bitcast {kind} {part} to {whole}") for part in parts)
         a, b = (self.let(f"and {whole} {bits}, splat (i32 {0x7FFFFFFF})") for bits in (a, b))
-        top = self.let(f"call {whole} @llvm.smax.v16i32({whole} {a}, {whole} {b})")
-        top = self.let(f"call i32 @llvm.vector.reduce.smax.v16i32({whole} {top})")
+        bits = self.let(f"call {whole} @llvm.smax.v16i32({whole} {a}, {whole} {b})")
+        bits = self.let(f"call i32 @llvm.vector.reduce.smax.v16i32({whole} {bits})")
         least = np.float32(1e-30).view(np.int32)
-        at_least = self.let(f"call i32 @llvm.smax.i32(i32 {top}, i32 {least})")
-        top, at_least = (self.let(f"bitcast i32 {bits} to float") for bits in (top, at_least))
+        bits = self.let(f"call i32 @llvm.smax.i32(i32 {bits}, i32 {least})")
+        top = self.let(f"bitcast i32 {bits} to float")
         nothing = self.let(f"fsub float {top}, {top}")  # NaN where a number is not finite
-        factor = self.let(f"fdiv float {at_least}, {_literal(127)}")
+        factor = self.let(f"fdiv float {top}, {_literal(127)}")
         factor = self.let(f"fadd float {factor}, {nothing}")
         factors = self.at(begin, self.whole("mul", "%groups", GROUP // 4))
         self.do(f"store float {factor}, ptr {self.at(factors, group)}, align 4")
-        steps = self.splat(self.let(f"fdiv float {_literal(127)}, {at_least}"), "float", 16)
+        steps = self.splat(self.let(f"fdiv float {_literal(127)}, {top}"), "float", 16)
         total = "zeroinitializer"
         for part, at in zip(parts, (0, 16), strict=True):
             # Added to this number, one is rounded to a whole number, in its lowest bits.
@@ -567,19 +568,16 @@ class BytesByColumns(_Product):
     numbers = 1  # of a byte
 
     def most(self, code: Code, column: str) -> str:
-        rows = code.let(self.size(0, 0))
-        rows = code.let(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {_SWEEP})")
-        return code.largest(code.whole("sdiv", _SUMS, code.largest(rows, 1)), 2 * self.group)
+        return code.whole("sdiv", _SUMS, code.smallest(code.let(self.size(0, 0)), _SWEEP))
 
     def write(self) -> None:
         self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%groups = sdiv i64 %X, {WORDS}")
         self.do(f"%ahead = mul i64 {GROUP // self.numbers}, %N")
         self.do(f"%tile = alloca [{GROUP * 4 * self.lanes} x i8], align 64")
-        self.allocate_sums(self.let(f"call i64 @llvm.smin.i64(i64 %M, i64 {_SWEEP})"))
+        self.allocate_sums(self.smallest("%M", _SWEEP))
         with self.loop("0", "%M", _SWEEP) as (low, _):
-            rows = self.whole("sub", "%M", low)
-            rows = self.let(f"call i64 @llvm.smin.i64(i64 {rows}, i64 {_SWEEP})")
+            rows = self.smallest(self.whole("sub", "%M", low), _SWEEP)
             self.clear_sums(rows)
             with self.loop("0", "%groups", 1) as (group, _):
                 self.in_parts(functools.partial(self.add, group, low, rows))
@@ -593,15 +591,15 @@ class BytesByColumns(_Product):
         with self.loop(rest, "%n1", self.lanes) as (n, _):
             body(n, 1, self.within(n, "%n1"))
 
-    def vectors(self, first: str, parts: int) -> list[str]:
+    def places(self, first: str, parts: int) -> list[str]:
         """Where vectors begin, one behind the other."""
         return [self.whole("add", first, part * self.lanes) for part in range(parts)]
 
     def finish(self, low: str, row: str, n: str, parts: int, mask: str | None) -> None:
-        places = self.vectors(self.entry(self.whole("add", low, row), n), parts)
+        places = self.places(self.entry(self.whole("add", low, row), n), parts)
         sums = [
             self.floats("%sums", place, self.lanes)
-            for place in self.vectors(self.sums(row, n), parts)
+            for place in self.places(self.sum_at(row, n), parts)
         ]
         for part, (place, value) in enumerate(zip(places, self.turned(sums), strict=True)):
             column = self.whole("add", n, part * self.lanes)
@@ -611,11 +609,8 @@ class BytesByColumns(_Product):
         """Adds the products of a group of inputs to the sums of some rows and columns."""
         self.fill_tile(group, n, parts, mask)
         ends = self.ends(group, n, parts, mask)
-
-        def some(row: str, count: int) -> None:
-            self.add_rows(group, low, [self.whole("add", row, i) for i in range(count)], n, ends)
-
-        self.in_steps("0", rows, tuple(range(_ROWS[0], 0, -1)), some)
+        steps = tuple(range(_ROWS[0], 0, -1))
+        self.in_steps("0", rows, steps, functools.partial(self.add_rows, group, low, n, ends))
 
     def fill_tile(self, group: str, n: str, parts: int, mask: str | None) -> None:
         """Bytes of four inputs become lanes of 32 bits."""
@@ -697,10 +692,11 @@ class BytesByColumns(_Product):
         return [lines(both, parts) for both in (firsts, lasts) for parts in order]
 
     def add_rows(
-        self, group: str, low: str, rows: Sequence[str], n: str, ends: Sequence[Any]
+        self, group: str, low: str, n: str, ends: Sequence[Any], row: str, count: int
     ) -> None:
         lanes, parts = self.lanes, len(ends)
         wide, kind = f"<{lanes} x i32>", f"<{lanes} x float>"
+        rows = [self.whole("add", row, i) for i in range(count)]
         begins = [
             self.at("%x", self.whole("mul", self.whole("add", low, row), "%X")) for row in rows
         ]
@@ -728,7 +724,7 @@ class BytesByColumns(_Product):
         for i, (row, begin) in enumerate(zip(rows, begins, strict=True)):
             factor = self.let(f"load float, ptr {self.at(begin, factors)}, align 4")
             wides = self.splat(factor, "float", lanes)
-            for part, place in enumerate(self.vectors(self.sums(row, n), parts)):
+            for part, place in enumerate(self.places(self.sum_at(row, n), parts)):
                 value = self.let(f"sitofp {wide} {new[i * parts + part]} to {kind}")
                 y = self.floats("%sums", place, lanes)
                 value, y = self.of_group(ends[part], value, y, sums[i], factor)
@@ -771,7 +767,7 @@ class FourBits(BytesByColumns):
         return "zeroinitializer"
 
     def ends(self, group: str, n: str, parts: int, mask: str | None) -> list[Any]:
-        places = self.vectors(self.entry(group, n), parts)
+        places = self.places(self.entry(group, n), parts)
         both = [
             self.turned([self.half(base, place, mask) for place in places])
             for base in ("%s", "%lows")
@@ -819,7 +815,7 @@ class BytesByRows(BytesByColumns):
             for i in range(16):
                 row = self.whole("add", n, part * 16 + i)
                 if mask is not None:
-                    row = self.let(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})")
+                    row = self.smallest(row, last)
                 at = self.at("%w", self.whole("add", self.whole("mul", row, "%K"), begin), "i8")
                 rows.append(self.let(f"load {half}, ptr {at}, align 1"))
             pairs = zip(rows[:8], rows[8:], strict=True)
@@ -998,7 +994,7 @@ class Attention(Kernel):
                 offset = self.whole("and", start, self.lanes - 1)
             else:
                 # A cache has nothing from where the block begins.
-                length = self.let(f"call i64 @llvm.smin.i64(i64 {room}, i64 {start})")
+                length = self.smallest(room, start)
         end = self.whole("add", length, offset, self.lanes - 1)
         taken = self.whole("mul", self.whole("sdiv", end, self.lanes), self.lanes)
         self.width = self.whole("add", before, taken)

@@ -95,10 +95,11 @@ def test_nan_and_infinity_go_through(contract):
     np.testing.assert_array_equal(np.isneginf(found), np.isneginf(wanted))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("contract", [0, 1], ids=["columns", "rows"])
-def test_a_row_that_is_not_finite_is_nan_in_8_bits_and_a_row_of_zeros_is_0(contract):
+def test_a_row_that_is_not_finite_is_nan_in_8_bits_and_a_row_of_zeros_is_0(contract, sign):
     weight, x = matrix("int8", (64, 90), contract), np.array(vectors(4, 64))
-    x[0, 3], x[1, 4], x[2] = np.nan, np.inf, 0.0
+    x[0, 3], x[1, 4], x[2] = np.copysign(np.nan, sign), sign * np.inf, 0.0
     found = multiplied(contract)(x, weight)
     assert np.isnan(found[0]).all() and not np.isfinite(found[1]).any()
     assert not found[2].any() and np.isfinite(found[3]).all()
