@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.arrays import check_finite, flatten, unflatten
+from specjax.checks import PathLike
 from specjax.errors import MissingFileError, UserError
 from specjax.tokenizers.model_files import read_json, write_json
 from specjax.writing import CHECKSUMS_NAME, find_damage, new_directory, write_checksums
@@ -28,7 +29,7 @@ AGAIN = {
 }
 
 
-def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
+def save_head(directory: PathLike, head: Head) -> Path:
     """Writes `acceptance_head/` into a drafter's directory; an earlier head is renamed."""
     place = Path(directory) / HEAD_NAME
     check_head_place(directory)
@@ -43,7 +44,7 @@ def save_head(directory: str | os.PathLike[str], head: Head) -> Path:
     return place
 
 
-def check_head_place(directory: str | os.PathLike[str]) -> None:
+def check_head_place(directory: PathLike) -> None:
     """Checks, before long work, that `save_head` would not replace anything except a head."""
     place = Path(directory) / HEAD_NAME
     if place.is_dir() and ((place / f"{HEAD}.json").is_file() or not any(place.iterdir())):
@@ -52,12 +53,12 @@ def check_head_place(directory: str | os.PathLike[str]) -> None:
         raise FileExistsError(f"{place} is not an acceptance head: move it, or use another place")
 
 
-def has_head(directory: str | os.PathLike[str]) -> bool:
+def has_head(directory: PathLike) -> bool:
     """Whether a drafter's directory has an acceptance head."""
     return os.path.lexists(Path(directory) / HEAD_NAME)
 
 
-def load_head(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Head:
+def load_head(directory: PathLike, *, check_weights: bool = True) -> Head:
     """Reads the head of a drafter's directory; see `Head.check_drafter`.
 
     With `check_weights`, the files are compared with their checksums, and the arrays are searched

@@ -6,7 +6,6 @@ written in speculators' format. What it has no field for is in an object `specja
 """
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from specjax.checkpoints.hf import (
     sources,
 )
 from specjax.checkpoints.loading import check_checksums
+from specjax.checks import PathLike
 from specjax.errors import UserError
 from specjax.fingerprints import digest
 from specjax.models import Model
@@ -52,7 +52,7 @@ from specjax.types import Params
 from specjax.writing import new_directory, write_checksums
 
 
-def is_draft_head(path: str | os.PathLike[str]) -> bool:
+def is_draft_head(path: PathLike) -> bool:
     """Whether a directory holds a draft head, by its `config.json`, or by its arrays (EAGLE-1)."""
     place = Path(path)
     values = read_json_if_there(place / "config.json")
@@ -65,7 +65,7 @@ def is_draft_head(path: str | os.PathLike[str]) -> bool:
     return found is not None
 
 
-def has_mtp(path: str | os.PathLike[str]) -> bool:
+def has_mtp(path: PathLike) -> bool:
     """Whether the directory of a model holds an MTP head, too, which `open_draft_head` opens."""
     return _kind_inside(Path(path), read_json_if_there(Path(path) / "config.json")) is not None
 
@@ -75,7 +75,7 @@ def _kind_inside(place: Path, values: Mapping[str, Any]) -> type[HeadFiles] | No
     return next((x for x in kinds if x.array_inside in SafetensorsReader(place).specs), None)
 
 
-def open_draft_head(path: str | os.PathLike[str]) -> HeadFiles:
+def open_draft_head(path: PathLike) -> HeadFiles:
     """Opens a draft head without reading its arrays.
 
     Raises:
@@ -96,7 +96,7 @@ def open_draft_head(path: str | os.PathLike[str]) -> HeadFiles:
 
 
 def load_draft_head(
-    path: str | os.PathLike[str],
+    path: PathLike,
     verifier: Model,
     *,
     verifier_params: Params | None = None,
@@ -160,7 +160,7 @@ def fingerprint_of(verifier_params: Params) -> str:
 
 
 def save_draft_head(
-    path: str | os.PathLike[str],
+    path: PathLike,
     head: DraftHead,
     params: Params,
     *,

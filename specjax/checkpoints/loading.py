@@ -413,7 +413,7 @@ _SIZES = (
 )
 
 
-def sized(directory: str | os.PathLike[str], size: str) -> str | os.PathLike[str]:
+def sized(directory: PathLike, size: str) -> PathLike:
     """A checkpoint's directory, after a check that its network has this size.
 
     It reads no array. It prevents a run with other models than the run's name claims.

@@ -1,7 +1,6 @@
 """Writes checkpoints in all formats that `load_model` reads; completely, or not at all."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from specjax.checkpoints.arrays import (
 )
 from specjax.checkpoints.loading import VERSION, load_model, read_config
 from specjax.checkpoints.t5x_network import GIN_FILES, as_t5x, check_writable, gin_text
+from specjax.checks import PathLike
 from specjax.errors import UserError
 from specjax.models import Model, ModelConfig, T5Config, model_from_config
 from specjax.models.config import common_dtype, disk_dtype
@@ -40,14 +40,14 @@ _ARRAYS = ".safetensors"
 
 
 def save_model(
-    path: str | os.PathLike[str],
+    path: PathLike,
     model: Model | ModelConfig,
     params: Params,
     *,
     format: str = "orbax",
     dtype: Any = None,
     special_ids: SpecialIds | None = None,
-    tokenizer_from: str | os.PathLike[str] | None = None,
+    tokenizer_from: PathLike | None = None,
     step: int = 0,
     max_position_embeddings: int | None = None,
     replace: bool = False,
@@ -130,9 +130,7 @@ def save_model(
 
 
 # The ids that are given, then those of the copied files, then the family's.
-def _all_ids(
-    config: ModelConfig, ids: SpecialIds | None, source: str | os.PathLike[str] | None
-) -> SpecialIds:
+def _all_ids(config: ModelConfig, ids: SpecialIds | None, source: PathLike | None) -> SpecialIds:
     ids = ids or SpecialIds()
     if source is not None:
         file = Path(source) / GENERATION_FILE
@@ -178,10 +176,10 @@ def _checked(config: ModelConfig, params: Params) -> dict[str, Any]:
 
 
 def save_t5x_pair(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
-    verifier: str | os.PathLike[str],
-    drafter: str | os.PathLike[str],
+    verifier: PathLike,
+    drafter: PathLike,
     dtype: Any = None,
     check_weights: bool = True,
 ) -> Path:

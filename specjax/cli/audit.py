@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specjax.checks import one_line
+from specjax.checks import PathLike, one_line
 from specjax.errors import UserError
 
 _GRACE = 15.0  # how long a process may go on after its time, for the last call and the report
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     return Verdict.INVALID.status
 
 
-def _tell(report: Any, file: str | os.PathLike[str] | None) -> None:
+def _tell(report: Any, file: PathLike | None) -> None:
     from specjax.writing import write_atomically
 
     report.show()

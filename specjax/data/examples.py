@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from specjax.checks import check_path, join_names
+from specjax.checks import PathLike, check_path, join_names
 from specjax.data.seqio_tasks import task_rows
 from specjax.errors import MissingFileError, UserError
 
@@ -32,12 +32,12 @@ class SourceRecord(NamedTuple):
 
 
 def read_records(
-    source: str | os.PathLike[str],
+    source: PathLike,
     *,
     format: str | None = None,
     split: str = "test",
     header: bool | None = True,
-    directory: str | os.PathLike[str] = "",
+    directory: PathLike = "",
     option: str = "inputs_field",
 ) -> Iterator[SourceRecord]:
     """Yields records in the order of the source.
@@ -135,7 +135,7 @@ def read_objects(path: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         yield number, line, row
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+def read_lines(path: PathLike) -> Iterator[tuple[int, str]]:
     r"""Yields the lines of a UTF-8 file, gzipped if its name ends in `.gz`.
 
     Only `\n` ends a line (a `\r` before it is removed), so that other Unicode separators inside a
@@ -233,13 +233,13 @@ class Example(NamedTuple):
 
 
 def read_examples(
-    source: str | os.PathLike[str],
+    source: PathLike,
     *,
     format: str | None = None,
     inputs_field: str | int | None = None,
     targets_field: str | int | None = None,
     split: str = "train",
-    directory: str | os.PathLike[str] = "",
+    directory: PathLike = "",
     option: str = "inputs_field",
 ) -> Iterator[Example]:
     """Yields examples in the order of the source.
@@ -277,7 +277,7 @@ def read_examples(
         yield Example(i, inputs, targets, record.where)
 
 
-def check_no_fields(source: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
+def check_no_fields(source: PathLike, fields: Mapping[str, Any]) -> None:
     """Refuses fields of a text file; `fields` has them by the user's options."""
     for option, field in fields.items():
         if field not in (None, 0):
@@ -296,10 +296,10 @@ def field_of(record: SourceRecord, field: str | int, option: str) -> str | tuple
 
 
 def read_aligned(
-    inputs_path: str | os.PathLike[str],
-    targets_path: str | os.PathLike[str],
+    inputs_path: PathLike,
+    targets_path: PathLike,
     *,
-    directory: str | os.PathLike[str] = "",
+    directory: PathLike = "",
 ) -> Iterator[Example]:
     """Yields the pairs of two text files, plain or `.gz`, whose lines correspond.
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import os
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specjax.checks import check_part, short_repr, whole_number
+from specjax.checks import PathLike, check_part, short_repr, whole_number
 from specjax.data.examples import (
     Example,
     SourceRecord,
@@ -82,7 +81,7 @@ class FewShot:
     prompt: str
     completion: str = ""
     references: str | None = None
-    examples: str | os.PathLike[str] | None = None
+    examples: PathLike | None = None
     examples_format: str | None = None
     examples_split: str = "train"
     shots: int = 0
@@ -113,7 +112,7 @@ class FewShot:
 
     def read(
         self,
-        source: str | os.PathLike[str],
+        source: PathLike,
         *,
         format: str | None = None,
         split: str = "test",
@@ -177,7 +176,7 @@ class FewShot:
 
 
 def read_inputs(
-    source: str | os.PathLike[str],
+    source: PathLike,
     *,
     format: str | None = None,
     inputs_field: str | int | None = None,

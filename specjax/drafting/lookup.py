@@ -7,7 +7,6 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
-from specjax.checks import check_count, check_path, one_number
+from specjax.checks import PathLike, check_count, check_path, one_number
 from specjax.decoding.blocks import draft_probs, drafted_sources
 from specjax.decoding.history import put_at
 from specjax.drafting.cascades import SeveralDrafters, SeveralState, Widened
@@ -115,7 +114,7 @@ class Lookup(Drafter):
     min_ngram: int = 1
     latest: bool = False
     overlap: bool = False
-    bigram: Bigram | str | os.PathLike[str] | None = None
+    bigram: Bigram | PathLike | None = None
     min_match: int | None = None
     max_copy: int | None = None
     copy_factor: float | None = None

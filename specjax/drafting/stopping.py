@@ -11,7 +11,6 @@ import abc
 import dataclasses
 import json
 import math
-import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
 from specjax.checks import (
+    PathLike,
     check_flag,
     check_part,
     check_path,
@@ -725,7 +725,7 @@ class Costs:
         return {"format": FORMAT, **values, **lists, "verifier": verifier}
 
 
-def read_costs(path: str | os.PathLike[str]) -> Costs:
+def read_costs(path: PathLike) -> Costs:
     """Reads a file that `specjax bench --costs` wrote.
 
     A `Decoder` checks that the costs belong to its pair and this machine.

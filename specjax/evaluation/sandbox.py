@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.checks import check_flag, one_number, whole_number
+from specjax.checks import PathLike, check_flag, one_number, whole_number
 from specjax.data.examples import read_objects
 from specjax.errors import UserError
 from specjax.evaluation.metrics import MeanMetric
@@ -210,7 +210,7 @@ class Problem(NamedTuple):
     tests: str
 
 
-def read_problems(path: str | os.PathLike[str]) -> list[Problem]:
+def read_problems(path: PathLike) -> list[Problem]:
     """Reads the problems of HumanEval or MBPP.
 
     Args:

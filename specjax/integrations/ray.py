@@ -31,7 +31,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import slice_placement_group
 
-from specjax.checks import join_names, whole_number
+from specjax.checks import PathLike, join_names, whole_number
 from specjax.data.examples import SourceRecord, field_of
 from specjax.data.few_shot import FewShot
 from specjax.errors import MissingFileError, UserError, tell
@@ -121,8 +121,8 @@ class Workers:
 def infer(
     make_decoder: Callable[[], Decoder],
     *,
-    source: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
+    source: PathLike,
+    output_dir: PathLike,
     workers: Workers,
     batch_rows: int = 512,
     format: str | None = None,

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import check_count, check_flag, whole_number
+from specjax.checks import PathLike, check_count, check_flag, whole_number
 from specjax.compilation import compile_seconds
 from specjax.data.examples import SEQIO_PREFIX
 from specjax.data.few_shot import FewShot, read_inputs
@@ -62,8 +62,8 @@ from specjax.writing import append
 def infer(
     make_decoder: Callable[..., Decoder],
     *,
-    source: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
+    source: PathLike,
+    output_dir: PathLike,
     format: str | None = None,
     inputs_field: str | int | None = None,
     targets_field: str | int | None = None,

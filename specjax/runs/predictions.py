@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checks import short_repr
+from specjax.checks import PathLike, short_repr
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.text.results import COUNTS, DraftAcceptance, Row, finite
@@ -85,7 +85,7 @@ def lines_of(records: Iterable[Record], run: str) -> bytes:
 
 
 def record_of(
-    line: bytes, run: str | None, path: str | os.PathLike[str], number: int, remedy: str = ""
+    line: bytes, run: str | None, path: PathLike, number: int, remedy: str = ""
 ) -> Record:
     """Returns the record of line `number` of a file, without its end.
 
@@ -160,7 +160,7 @@ def _checksum(body: bytes) -> bytes:
 
 
 def _not_a_row(
-    path: str | os.PathLike[str],
+    path: PathLike,
     number: int,
     remedy: str = "",
     why: str = "the line is not a row of this run, was changed, or is a duplicate",

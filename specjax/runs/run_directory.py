@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specjax.checks import check_path
+from specjax.checks import PathLike, check_path
 from specjax.environment import environment
 from specjax.errors import UserError, tell
 from specjax.memory import mappers
@@ -63,7 +63,7 @@ class RunDirectory:
     `makes` are the names of all other files and directories that the run may write.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, config_name: str, makes: Sequence[str]):
+    def __init__(self, path: PathLike, *, config_name: str, makes: Sequence[str]):
         check_path(path, "output_dir=")
         try:
             # Shells do not expand --name=~/directory.
@@ -209,7 +209,7 @@ class RunDirectory:
         """Writes JSON values without NaN; see `write`."""
         return self.write(name, (json.dumps(values, indent=1, allow_nan=False) + "\n").encode())
 
-    def makes(self, path: str | os.PathLike[str]) -> bool:
+    def makes(self, path: PathLike) -> bool:
         """Whether a path is this directory or a file of the run in it; follows links."""
         inside, place = Path(path).expanduser().resolve(), self.path.resolve()
         if not inside.is_relative_to(place):

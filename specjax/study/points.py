@@ -7,7 +7,6 @@ their resamples.
 import dataclasses
 import hashlib
 import json
-import os
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checks import one_line
+from specjax.checks import PathLike, one_line
 from specjax.errors import MissingFileError, UserError
 from specjax.evaluation import Bootstrap
 from specjax.runs.evaluation import Predictions, predictions_of
@@ -256,7 +255,7 @@ def _point(record: Record) -> Point:
     return Point(setting, value["about"], scores)
 
 
-def read_points(directory: str | os.PathLike[str]) -> Points:
+def read_points(directory: PathLike) -> Points:
     """Reads the points of a directory of `specjax compare`, without a lock.
 
     Raises:
@@ -280,7 +279,7 @@ def read_points(directory: str | os.PathLike[str]) -> Points:
     return points
 
 
-def predictions_in(directory: str | os.PathLike[str]) -> dict[str, list[Predictions]] | None:
+def predictions_in(directory: PathLike) -> dict[str, list[Predictions]] | None:
     """Reads the predictions of a comparison.
 
     Returns:

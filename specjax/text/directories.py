@@ -390,7 +390,7 @@ def _check_heads(path: PathLike, heads: int, mesh: jax.sharding.Mesh) -> None:
         )
 
 
-def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
+def save_bigram(directory: PathLike, bigram: Bigram) -> None:
     """Writes `bigram.json` and `bigram.safetensors` into a new or empty directory.
 
     Ids below 2**16 - 1 take two bytes each. A table without longer contexts is written in version 1
@@ -411,7 +411,7 @@ def save_bigram(directory: str | os.PathLike[str], bigram: Bigram) -> None:
     write_attachment(Path(directory), BIGRAM, values, stored)
 
 
-def load_bigram(directory: str | os.PathLike[str], *, check_weights: bool = True) -> Bigram:
+def load_bigram(directory: PathLike, *, check_weights: bool = True) -> Bigram:
     """Reads a table of `save_bigram`; `Bigram.table` checks that it belongs to a model.
 
     Raises:
@@ -577,7 +577,7 @@ class InspectedHead:
         }
 
 
-def inspect(path: str | os.PathLike[str], *, dtype: Any = None) -> Inspected | InspectedHead:
+def inspect(path: PathLike, *, dtype: Any = None) -> Inspected | InspectedHead:
     """Opens a checkpoint without reading its arrays.
 
     Args:

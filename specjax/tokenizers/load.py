@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from specjax.checks import PathLike
 from specjax.errors import MissingFileError, UserError, download
 from specjax.tokenizers.gguf_files import is_gguf, read_header
 from specjax.tokenizers.model_files import read_json_if_there, write_json
@@ -21,7 +22,7 @@ SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.model")
 HF_FILE = "tokenizer.json"
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: PathLike) -> Tokenizer:
     """Loads a tokenizer, with the ids that the files of its directory name.
 
     Args:

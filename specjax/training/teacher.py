@@ -10,7 +10,6 @@ Source: Kim and Rush 2016; Agarwal et al. 2024 (GKD); Zhou et al. 2024 (DistillS
 import dataclasses
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
-from specjax.checks import check_number, check_path, one_number, tuple_text, whole_number
+from specjax.checks import PathLike, check_number, check_path, one_number, tuple_text, whole_number
 from specjax.compilation import jit
 from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.data.examples import Example
@@ -64,7 +63,7 @@ class Teacher:
       accepted_draft: G, the tokens of a drafted block for that.
     """
 
-    path: str | os.PathLike[str] | None = None
+    path: PathLike | None = None
     samples: int = 0
     on_policy_share: float = 0.0
     refresh_every: int = 200

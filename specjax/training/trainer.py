@@ -5,14 +5,13 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from specjax.checks import check_flag, check_number, whole_number
+from specjax.checks import PathLike, check_flag, check_number, whole_number
 from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.fingerprints import digest
@@ -176,7 +175,7 @@ def train(
     task: Task,
     data: TrainingData,
     *,
-    output_dir: str | os.PathLike[str] | RunDirectory,
+    output_dir: PathLike | RunDirectory,
     constants: Any = None,
     init_params: Params | None = None,
     evaluate: Callable[[Params], Mapping[str, float]] | None = None,
@@ -260,7 +259,7 @@ def train(
             return _train(config, task, data, run, store, constants, init_params, evaluate, mesh)
 
 
-def run_directory(path: str | os.PathLike[str], makes: Sequence[str] = ()) -> RunDirectory:
+def run_directory(path: PathLike, makes: Sequence[str] = ()) -> RunDirectory:
     """The directory of a training run, to be opened with `with`; it may make more names."""
     names = (CHECKPOINTS_NAME, METRICS_NAME, *makes)
     return RunDirectory(path, config_name=CONFIG_NAME, makes=names)

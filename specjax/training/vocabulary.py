@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import sentencepiece
 
+from specjax.checks import PathLike
 from specjax.errors import UserError
 from specjax.models import FAMILIES
 from specjax.models.family import Vocabulary
@@ -88,7 +88,7 @@ def train_vocabulary(
 
 def write_vocabulary(
     directory: Path,
-    source: str | os.PathLike[str] | None,
+    source: PathLike | None,
     texts: Iterable[str],
     *,
     vocab_size: int,

@@ -5,7 +5,6 @@ Axes: B rows, P prompt length, N longest output, m tokens of an output.
 
 import dataclasses
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from tunix.generate.tokenizer_adapter import TokenizerAdapter
 from tunix.generate.utils import next_power_of_2
 from tunix.rl.rollout.base_rollout import BaseRollout, RolloutConfig, RolloutOutput
 
-from specjax.checks import short_repr
+from specjax.checks import PathLike, short_repr
 from specjax.errors import UserError
 from specjax.integrations.tunix.networks import network_of
 from specjax.integrations.tunix.weights import Weights
@@ -95,7 +94,7 @@ class SpecjaxRollout(BaseRollout):
         mesh: Mesh,
         rollout_config: RolloutConfig,
         *,
-        drafter: str | os.PathLike[str] | None = None,
+        drafter: PathLike | None = None,
         refresh: Callable[[Pair, KnownTexts], TextModel] | None = None,
         batch_size: int | None = None,
         lora_scale: float | None = None,
