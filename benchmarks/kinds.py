@@ -19,7 +19,6 @@ from specjax.data.examples import read_objects
 from specjax.errors import UserError
 from specjax.study.measure import take_turns, time_call
 from specjax.text import Decoder, Pair, TextModel, load_pair
-from specjax.text.directories import is_draft_head, real_path
 from specjax.text.setting import VERIFIER_ALONE, Setting
 
 HELP = "time drafters and copies in turns, by kind of request"
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafting",
         nargs="+",
         help='how drafts are made: "drafter", or texts of parts (default: copies, and with a '
-        "drafter also the drafter and, if it is no head, copies before it)",
+        "drafter also the drafter and copies before it)",
     )
     parser.add_argument("--drafts", type=int, nargs="+", default=[3], help="draft lengths G")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
@@ -131,9 +130,7 @@ def run(args: argparse.Namespace) -> Report:
     if args.llama and args.rows > 1:
         raise UserError("llama.cpp decodes one text at a time: leave out --llama or --rows")
     copies = "Lookup(min_ngram=2)"
-    both = ["drafter", copies]
-    if args.drafter is not None and not is_draft_head(real_path(args.drafter)):
-        both.append("Lookup(min_match=2, max_copy=7)")
+    both = ["drafter", copies, "Lookup(min_match=2, max_copy=7)"]
     settings = {"alone": Setting(method=VERIFIER_ALONE, temperature=args.temperature)}
     for drafting in args.drafting or ((copies,) if args.drafter is None else both):
         for draft in args.drafts:

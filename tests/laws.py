@@ -172,8 +172,11 @@ class OneOf:
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
 
     reads_draft: ClassVar[bool] = True
-    reads_draft_confidence: ClassVar[bool] = True
     reads_verifier_confidence: ClassVar[bool] = True
+
+    @property
+    def reads_draft_confidence(self):
+        return any(RULES[name].reads_draft_confidence for name in self.names)
 
     def __call__(self, q, p, q_conf=None, p_conf=None):
         branches = [functools.partial(_target, RULES[name]) for name in self.names]

@@ -33,6 +33,7 @@ from specjax.types import (
     LanguageModel,
     Params,
     Path,
+    Prompts,
     Sampling,
     ScoredBlock,
     TreeShape,
@@ -91,6 +92,14 @@ def read_bonus(
         _assert_kind(f"{where}: confidences", bonus.confidences, jnp.float32, *of_rows)
     _assert_calls(where, drafter, bonus.calls)
     return bonus, state
+
+
+def prefill_drafter(
+    drafter: Drafter, params: Params, prompts: Prompts, max_length: int, verifier: Any
+) -> Any:
+    """The drafter's state after prompts; only those that read its states get `verifier`."""
+    reads = {"verifier": verifier} if drafter.traits.boundaries else {}
+    return drafter.prefill(params, prompts, max_length, **reads)
 
 
 def commit_tokens(

@@ -32,6 +32,7 @@ from specjax.decoding.blocks import (
     last_token,
     node_counts,
     powers_of_two,
+    prefill_drafter,
     propose_block,
     read_bonus,
     score,
@@ -239,9 +240,7 @@ class Round:
     def prefill(self, params: MethodParams, prompts: Prompts, max_length: int) -> RoundState:
         rows, longest = prompts.inputs.shape[0], self.drafter.max_draft
         filled = self._reader.prefill(params.verifier, prompts, max_length)
-        # Only a drafter that reads the verifier gets its states.
-        reads = {"verifier": filled} if self.drafter.traits.boundaries else {}
-        drafter = self.drafter.prefill(params.drafter, prompts, max_length, **reads)
+        drafter = prefill_drafter(self.drafter, params.drafter, prompts, max_length, filled)
         first = self.verification.init_carry(longest), init_carry(params.rule)
         carries = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), first)
         history = history_lib.begin(filled, max_length, longest) if self.nested else None

@@ -26,6 +26,7 @@ from specjax.decoding.blocks import (
     drafted_sources,
     empty_block,
     last_token,
+    prefill_drafter,
     propose_block,
     read_bonus,
     wanted_limits,
@@ -76,8 +77,9 @@ class SeveralDrafters(Drafter):
     # Whether a drafter reads the drafts of earlier drafters as if they were committed. The commit
     # takes them back.
     _reads_drafts: ClassVar[bool] = False
-    # Whether the drafters may draft trees.
+    # Whether the drafters may draft trees, and read the verifier's states of prompts.
     _takes_trees: ClassVar[bool] = False
+    _takes_states: ClassVar[bool] = False
 
     # Only for the type checker: a field of a dataclass may replace it.
     if TYPE_CHECKING:
@@ -97,7 +99,8 @@ class SeveralDrafters(Drafter):
                     f"{kind} drafts trees, but the blocks of {where} are chains: use it without "
                     f"{where}"
                 )
-            if traits.boundaries or (traits.reads_verifier_hidden and self._reads_drafts):
+            unseen = self._reads_drafts or (traits.boundaries and not self._takes_states)
+            if traits.reads_verifier_hidden and unseen:
                 raise UserError(
                     f"{kind} reads the verifier's hidden states, but drafts in {where} have none: "
                     f"use it without {where}"
@@ -138,9 +141,12 @@ class SeveralDrafters(Drafter):
         each = [d.prompt_positions(input_lengths, prefix_lengths) for d in self.drafters]
         return functools.reduce(np.maximum, each)  # an encoder-decoder returns a single number
 
-    def prefill(self, params: Sequence[Params], prompts: Prompts, max_length: int) -> SeveralState:
+    def prefill(
+        self, params: Sequence[Params], prompts: Prompts, max_length: int, verifier: Any = None
+    ) -> SeveralState:
         together = zip(self.drafters, params, strict=True)
-        states = tuple(drafter.prefill(part, prompts, max_length) for drafter, part in together)
+        given = prompts, max_length, verifier
+        states = tuple(prefill_drafter(drafter, part, *given) for drafter, part in together)
         rows = prompts.inputs.shape[0]
         return SeveralState(states, self._kept(states), jnp.zeros((rows,), jnp.int32))
 

@@ -89,7 +89,17 @@ class _ReadsVerifier(ModelDrafter):
 
 @dataclasses.dataclass(frozen=True)
 class EagleDrafter(_ReadsVerifier, Chain):
-    """Draws up to `max_draft` tokens from a recurrent head; see `specjax.models.heads`."""
+    """Draws up to `max_draft` tokens from a recurrent head; see `specjax.models.heads`.
+
+    Attributes:
+      longest: of the drafts in its rounds, where another drafter drafts, too; 0: its own.
+    """
+
+    longest: int = 0
+
+    @property
+    def path(self) -> int:
+        return max(self.max_draft, self.longest)
 
     def describe(self) -> Any:
         return {**super().describe(), "greedy": self.greedy}

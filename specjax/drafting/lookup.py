@@ -8,7 +8,7 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462), section 3.3.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -191,7 +191,10 @@ class Lookup(Drafter):
             return LookupTree(copier, self.copies), table
         if self.min_match is None:
             return copier, table
+        drafter: Any
         drafter, params = Chain().bind(models)
+        if drafter.traits.boundaries:  # a head, which reads what is copied, too
+            drafter = dataclasses.replace(drafter, longest=copier.max_draft)
         return LookupFirst(copier, drafter, self.min_match), (table, params)
 
     @property
@@ -486,8 +489,8 @@ class LookupFirst(SeveralDrafters):
     """Copies in rows whose last `min_match` tokens match; another drafter drafts in the others.
 
     The choice depends only on committed tokens, so decoding is exact. The drafter makes no pass for
-    rows that copy: it lags there, and catches up later. Its parameters: a tuple of the lookup's and
-    the drafter's.
+    rows that copy: it lags there, and catches up later; a draft head reads all that is committed.
+    Its parameters: a tuple of the lookup's and the drafter's.
 
     Rules that read the drafter's confidence are not supported: copied tokens have none. G is the
     larger of the two.
@@ -501,6 +504,8 @@ class LookupFirst(SeveralDrafters):
     lookup: Lookup
     drafter: Drafter
     min_match: int = 3
+
+    _takes_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         assert isinstance(self.lookup, Lookup), "lookup must be a Lookup"
@@ -530,6 +535,8 @@ class LookupFirst(SeveralDrafters):
             random_stops=traits.random_stops,
             catches_up=traits.catches_up,
             reads_verifier_hidden=traits.reads_verifier_hidden,
+            boundaries=traits.boundaries,
+            draws_bonus=traits.draws_bonus,
             predictions=self.lookup.traits.predictions,
         )
 

@@ -44,11 +44,10 @@ class Process:
         filled = verifier.prefill(tiny.verifier_params, prompts, size)
         state = drafter.prefill(params, prompts, size, verifier=filled)
         limits, everyone = jnp.full(rows, self.longest, jnp.int32), jnp.ones(rows, bool)
-        uniforms = jnp.asarray(self.drafts + 1, jnp.float32)
+        uniforms = jnp.asarray(self.drafts + 1, jnp.float32)[:, : drafter.num_uniforms]
         settings = Sampling(jnp.full(rows, temperature))
-        inputs = DraftInputs(
-            filled.tokens, limits, uniforms, settings, everyone, True, memory=filled.cache
-        )
+        given = filled.tokens, limits, uniforms, settings, everyone, drafter.has_confidence
+        inputs = DraftInputs(*given, memory=filled.cache)
         block, state = drafter.propose(params, state, inputs)
         if not drafter.traits.draws_bonus:
             return block, None
@@ -83,9 +82,13 @@ class Process:
             path = np.concatenate([np.tile(emitted, (len(self.drafts), 1)), self.drafts], axis=1)
             which = numbers(path[:, None].astype(int), len(emitted) + ends[None], self.vocab)
             p, p_conf = p_table[which], conf_table[which]
-            q, q_conf = block.probs.copy(), block.confidences.copy()
+            # Of copies there are no confidences, and no rule reads them.
+            drawn = [x for x in (block.probs, block.confidences) if x is not None]
+            q, q_conf = drawn[0].copy(), drawn[-1].copy()
             if bonus is not None:
                 for x, last in ((q, bonus.probs), (q_conf, bonus.confidences)):
+                    if last is None:
+                        continue
                     np.put_along_axis(x, drafted[:, None, None], last[:, None], axis=1)
             pi = np.asarray(_applied(rule, q, p, q_conf, p_conf))
             at_bonus = ends == drafted[:, None]

@@ -57,10 +57,10 @@ def verifiers_law(temperature, prompt=PROMPT, num_tokens=N, assisted=False):
     return testing.target_law(laws.probabilities(logits, temperature), num_tokens)
 
 
-def distances(name, verify, stop, rule_names, mapped=None, **options):
+def distances(name, verify, stop, rule_names, mapped=None, prompt=PROMPT, longest=G, **options):
     """Rounds in the loop from what they must be; how far drafts and targets differ."""
     tiny, assisted = head_of(name, mapped), name in ASSISTANTS
-    drafter, own = drafter_of(tiny, G, STOPS[stop], **options)
+    drafter, own = drafter_of(tiny, longest, STOPS[stop], **options)
     method = decoding.Speculative(tiny.verifier, drafter, VERIFICATIONS[verify])
     process = Process(tiny, drafter, VERIFICATIONS[verify])
     both = list(itertools.product(rule_names, TEMPERATURES))
@@ -68,20 +68,19 @@ def distances(name, verify, stop, rule_names, mapped=None, **options):
     names = [*(rule for rule, _ in both), "Lossless"]
     rule = RULES["Lossless"] if len(rule_names) == 1 else laws.OneOf.by_row(names)
     params = decoding.MethodParams(tiny.verifier_params, own, rule)
-    rows = [laws.Row(PROMPT, N, temperature=temperature) for _, temperature in both]
+    rows = [laws.Row(prompt, N, temperature=temperature) for _, temperature in both]
     *texts, short = laws.Texts(method)(params, [*rows, laws.Row((1,), N)])
     alone = verifiers_law(1.0, (1,), assisted=assisted)
     found = {"one token": testing.total_variation(laws.array_of(short, V, N), alone)}
     lengths = set()
     for (rule, temperature), law in zip(both, texts, strict=True):
         emitted = laws.array_of(law, V, N)
-        wanted, of_rounds, drafted = process(own, RULES[rule], PROMPT, N, temperature)
+        wanted, of_rounds, drafted = process(own, RULES[rule], prompt, N, temperature)
         lengths |= drafted
         apart = [testing.total_variation(emitted, wanted), of_rounds]
         if rule == "Lossless":
-            apart.append(
-                testing.total_variation(emitted, verifiers_law(temperature, assisted=assisted))
-            )
+            law = verifiers_law(temperature, prompt, assisted=assisted)
+            apart.append(testing.total_variation(emitted, law))
         found[rule, temperature] = max(apart)
     return found, lengths
 
@@ -120,6 +119,26 @@ PAIRS = variants(itertools.product(CONFIGS, VERIFICATIONS), ("dspark", "token"),
 def test_the_law_with_a_draft_vocabulary(name, verify):
     found, _ = distances(name, verify, "fixed", ("Lossless", "OPT"), mapped=(2, 0))
     assert max(found.values()) < EXACT, found
+
+
+# A prompt that repeats itself, and a head that drafts fewer tokens than are copied.
+REPEATED = ("Lossless", "KLBall"), {"prompt": (0, 1, 0), "longest": 1}
+HEADS = itertools.product((*CONFIGS, *ASSISTANTS), VERIFICATIONS)
+COPIED = variants(HEADS, ("eagle3", "block"), ("dspark", "token"), several=True)
+
+
+@pytest.mark.parametrize(("name", "verify"), COPIED)
+def test_the_law_with_copies_before_a_head(name, verify):
+    found, _ = distances(name, verify, "fixed", REPEATED[0], **REPEATED[1], copies=3)
+    assert max(found.values()) < EXACT, found
+
+
+def test_control_a_head_that_reads_no_more_than_its_own_length(monkeypatch):
+    monkeypatch.setattr(
+        drafting.heads.EagleDrafter, "path", property(lambda drafter: drafter.max_draft)
+    )
+    found, _ = distances("eagle3", "block", "fixed", REPEATED[0], **REPEATED[1], copies=2)
+    assert found["Lossless", 1.0] < EXACT and found["KLBall", 1.0] > 100 * EXACT, found
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

@@ -111,9 +111,9 @@ def test_compare_measures_heads(place, tmp_path, verifier, kind, capsys):
 
 
 REFUSED = {
-    "copies before a head": (
-        {"DRAFTING": "('Lookup(min_match=2)',)", "METHODS": "('Lossless',)"},
-        "but drafts in LookupFirst have none",
+    "branches of a head": (
+        {"DRAFTING": "('Branches((\"drafter\", Lookup()))',)", "METHODS": "('Lossless',)"},
+        "but drafts in Branches have none",
     ),
     "a long draft": ({"MAX_DRAFTS": "(5,)"}, "max_draft must be at most 3 for this DFlash, whose"),
     "the drafter after a whole block": (
@@ -162,3 +162,18 @@ def test_costs_end_drafts_of_a_head(place, kind):
         found = specjax.Decoder(pair, max_draft=2, stopping=policy, **shape)(PROMPTS)
         assert [x.tolist() for x in found.tokens] == [x.tolist() for x in alone.tokens]
         assert any(row.info.calls["drafter"] for row in found) == drafts
+
+
+@pytest.mark.parametrize(
+    ("verifier", "kind"), variants(PAIRS, ("llama", "dflash"), ("t5", "eagle3"), several=True)
+)
+def test_copies_before_a_head(place, verifier, kind):
+    pair = specjax.load_pair(**paths(place, verifier, kind), tokenizer="bytes")
+    shape = {"max_new_tokens": 24, "batch_size": 2, "buckets": (48,), "sampling": GREEDY}
+    alone = specjax.Decoder(pair.verifier, **shape)(PROMPTS)
+    both = specjax.Decoder(pair, drafting="Lookup(min_match=2, max_copy=5)", max_draft=1, **shape)
+    found = both(PROMPTS)
+    assert found.texts == alone.texts
+    rows = found.info.per_row
+    assert 0 < rows.drafter_calls.sum() < rows.verifier_calls.sum()
+    assert rows.accepted_lengths[:, 2:].any(), "only a copy is longer than a draft of the head"

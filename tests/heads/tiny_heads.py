@@ -159,13 +159,17 @@ def tiny_assistant(clusters=None):
     return tiny
 
 
-def drafter_of(tiny, max_draft, stopping=None, **options):
-    """The chain drafter of a head, and its parameters."""
+def drafter_of(tiny, max_draft, stopping=None, copies=None, **options):
+    """The chain drafter of a head, and its parameters; perhaps with up to `copies` before it."""
     is_block = tiny.head.most_drafts is not None
     kind = drafting.heads.BlockDrafter if is_block else drafting.heads.EagleDrafter
     policy, own = (stopping or drafting.FixedLength()).bind()
-    drafter = kind(tiny.head, max_draft, policy, **options)
-    return drafter, drafting.chain.ChainParams(tiny.params, own)
+    params = drafting.chain.ChainParams(tiny.params, own)
+    if copies is None:
+        return kind(tiny.head, max_draft, policy, **options), params
+    copier = drafting.Lookup(max_copy=copies, vocab_size=tiny.verifier.vocab_size)
+    drafter = kind(tiny.head, max_draft, policy, longest=copies, **options)
+    return drafting.lookup.LookupFirst(copier, drafter, min_match=1), ((), params)
 
 
 @functools.cache
