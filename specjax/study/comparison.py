@@ -169,7 +169,7 @@ def compare(
             if len(read) < limit:
                 tell(f"ESTIMATE_LIMIT={limit}: estimating from all {len(read)} texts")
             how: dict[str, Any] = {
-                "batch_size": measuring.latency_batch_size,
+                "batch_size": measuring.batch_size,
                 "draws": search.draws,
                 "seed": search.seed,
             }
