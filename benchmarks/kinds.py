@@ -24,7 +24,6 @@ from specjax.text.setting import VERIFIER_ALONE, Setting
 HELP = "time drafters and copies in turns, by kind of request"
 
 _Batch = tuple[np.ndarray, ...]
-_BUCKETS = (256, 512, 1024, 2048)
 _COMPLETE = "Complete this function. Answer with the whole function in a code block."
 _EDITS = (
     "Add type hints and a docstring to this code, and answer with the whole code.",
@@ -198,10 +197,10 @@ def _timed(call: Callable[[int], Made], i: int) -> tuple[float, Made]:
 def _ours(
     pair: Pair, setting: Setting, chats: Sequence[_Batch], args: argparse.Namespace
 ) -> Callable[[int], Made]:
-    options: Any = {"max_new_tokens": args.max_new, "batch_size": args.rows, "buckets": _BUCKETS}
+    options: Any = {"max_new_tokens": args.max_new, "batch_size": args.rows}
     decoder = Decoder(pair.named, setting, **options)
     # A limit of one token compiles all programs.
-    places = {np.searchsorted(_BUCKETS, max(map(len, x))): i for i, x in enumerate(chats)}
+    places = {np.searchsorted(decoder.buckets, max(map(len, x))): i for i, x in enumerate(chats)}
     for i in places.values():
         decoder([*chats[i]], max_new_tokens=1, progress=False)
 
