@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> Report:
     if args.llama and args.rows > 1:
         raise UserError("llama.cpp decodes one text at a time: leave out --llama or --rows")
     copies = "Lookup(min_ngram=2)"
-    both = ["drafter", copies, "Lookup(min_match=2, max_copy=7)"]
+    both = ["drafter", copies, "Lookup(min_match=3, max_copy=7)"]
     settings = {"alone": Setting(method=VERIFIER_ALONE, temperature=args.temperature)}
     for drafting in args.drafting or ((copies,) if args.drafter is None else both):
         for draft in args.drafts:

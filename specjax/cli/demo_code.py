@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (256, 1024),  # few programs to compile
     }
-    copies = Lookup(min_match=2, max_copy=7) if "drafter" in models.named else Lookup(min_ngram=2)
+    copies = Lookup(min_match=3, max_copy=7) if "drafter" in models.named else Lookup(min_ngram=2)
     drafts = Decoder(models, drafting=copies, max_draft=args.max_draft, **options)
     prompts = [drafts.encode([{"role": "user", "content": each.request}]) for each in EXERCISES]
     for exercise, prompt in zip(EXERCISES, prompts, strict=True):
