@@ -99,11 +99,11 @@ class SeveralDrafters(Drafter):
                     f"{kind} drafts trees, but the blocks of {where} are chains: use it without "
                     f"{where}"
                 )
-            unseen = self._reads_drafts or (traits.boundaries and not self._takes_states)
-            if traits.reads_verifier_hidden and unseen:
+            reads = traits.reads_verifier_hidden and self._reads_drafts
+            if reads or (traits.boundaries and not self._takes_states):
                 raise UserError(
-                    f"{kind} reads the verifier's hidden states, but drafts in {where} have none: "
-                    f"use it without {where}"
+                    f"{kind} reads the verifier's hidden states, which drafters in {where} do not "
+                    f"get: use it without {where}"
                 )
         sizes = [drafter.vocab_size for drafter in self.drafters]
         if len(set(sizes) - {0}) > 1:  # 0 where there is no network yet

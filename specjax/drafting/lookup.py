@@ -20,6 +20,7 @@ from specjax.decoding.blocks import draft_probs, drafted_sources
 from specjax.decoding.history import put_at
 from specjax.drafting.cascades import SeveralDrafters, SeveralState, Widened
 from specjax.drafting.chain import USUAL_LENGTH, Chain
+from specjax.drafting.heads import EagleDrafter
 from specjax.drafting.ngrams import Bigram, NGrams, follower
 from specjax.drafting.trees import union_of
 from specjax.errors import UserError
@@ -191,10 +192,7 @@ class Lookup(Drafter):
             return LookupTree(copier, self.copies), table
         if self.min_match is None:
             return copier, table
-        drafter: Any
         drafter, params = Chain().bind(models)
-        if drafter.traits.boundaries:  # a head, which reads what is copied, too
-            drafter = dataclasses.replace(drafter, longest=copier.max_draft)
         return LookupFirst(copier, drafter, self.min_match), (table, params)
 
     @property
@@ -488,16 +486,16 @@ def _agreeing(context: Array, lengths: Array, real: Array, most: int) -> Array:
 class LookupFirst(SeveralDrafters):
     """Copies in rows whose last `min_match` tokens match; another drafter drafts in the others.
 
-    The choice depends only on committed tokens, so decoding is exact. The drafter makes no pass for
-    rows that copy: it lags there, and catches up later; a draft head reads all that is committed.
-    Its parameters: a tuple of the lookup's and the drafter's.
+    The choice depends only on committed tokens, so decoding is exact. A model makes no pass for
+    rows that copy: it lags there, and catches up later. A draft head reads in every round what was
+    committed. Its parameters: a tuple of the lookup's and the drafter's.
 
     Rules that read the drafter's confidence are not supported: copied tokens have none. G is the
     larger of the two.
 
     Attributes:
       lookup: copies from the text so far.
-      drafter: any other drafter, such as a `Chain`.
+      drafter: any other drafter of chains.
       min_match: the least number of last tokens that occurred before.
     """
 
@@ -510,6 +508,9 @@ class LookupFirst(SeveralDrafters):
     def __post_init__(self) -> None:
         assert isinstance(self.lookup, Lookup), "lookup must be a Lookup"
         self._check_parts(("lookup", "drafter"))
+        if isinstance(self.drafter, EagleDrafter):
+            drafter = dataclasses.replace(self.drafter, longest=self.lookup.max_draft)
+            object.__setattr__(self, "drafter", drafter)
         check_count("min_match", self.min_match, "give a number of tokens")
         low, high = self.lookup.min_ngram, self.lookup.max_ngram
         if self.min_match < low or (high is not None and self.min_match > high):
@@ -528,15 +529,12 @@ class LookupFirst(SeveralDrafters):
 
     @property
     def traits(self) -> DraftTraits:
-        # Rows share passes: whether there is a pass depends on all rows.
-        traits = self.drafter.traits
-        return DraftTraits(
+        return self.drafter.traits._replace(
             prefix_only=False,
-            random_stops=traits.random_stops,
-            catches_up=traits.catches_up,
-            reads_verifier_hidden=traits.reads_verifier_hidden,
-            boundaries=traits.boundaries,
-            draws_bonus=traits.draws_bonus,
+            fixed_length=False,
+            # Rows share passes: whether there is a pass depends on all rows.
+            independent_rows=False,
+            processes=False,
             predictions=self.lookup.traits.predictions,
         )
 

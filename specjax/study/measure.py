@@ -57,7 +57,7 @@ class Measuring:
         Empty: only speed and divergence are compared.
       num_samples: the number of outputs for each prompt at a temperature above 0; at 0 it is 1.
       seed: the seed of the first sample; the others have the following seeds.
-      batch_size: the batch size for quality.
+      batch_size: the batch size for quality and estimates.
       latency_batch_size: the batch size for times.
       latency_limit: the number of timed texts, the first of all.
       repeats: how often each of these is timed.

@@ -700,19 +700,21 @@ def _with_costs(
     multiple = pair.verifier.row_multiple
     rows += -rows % multiple
     without = dataclasses.replace(setting, stopping=None, costs=None)
-    longest = _speculative(without, pair.named)[0].max_draft + 1
-    widths, costs = setting.widths or powers_of_two(longest), None
+    longest = _speculative(without, pair.named)[0].max_draft
+    widths, costs = setting.widths or powers_of_two(longest + 1), None
+    longest = min(longest, pair.drafter.model.most_drafts or longest)  # without longer copies
     policy = policy if policy.costs else dataclasses.replace(policy, costs=setting.costs)
     if policy.costs is None:
         costs = _known_costs.get()
         if costs is None or costs.pair != pair.fingerprint:
             # The length of the prompts is unknown; the shortest bucket is usual.
             sizes = sorted({multiple, rows})
-            costs = measure_costs(pair, sizes, widths, prompt_length=prompt_length)
+            drafted = (*(width for width in widths if width <= longest), longest + 1)
+            costs = measure_costs(pair, sizes, drafted, prompt_length=prompt_length)
     weighed = policy.costs or costs
     policy = dataclasses.replace(policy, costs=weighed)  # checks them
     assert weighed is not None
-    check_costs(weighed, pair, rows, widths[-1] - 1)
+    check_costs(weighed, pair, rows, longest)
     policy = dataclasses.replace(policy, costs=weighed.at_widths(widths))
     return dataclasses.replace(setting, stopping=policy), costs
 

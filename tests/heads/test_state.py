@@ -25,10 +25,10 @@ LENGTHS = np.array([6, 1, 4, 2], np.int32)
 WARM = 3.0
 
 
-def method_of(name):
+def method_of(name, longest=G, **options):
     """The method of a head: a name, or a pair of names with that of an encoder-decoder."""
     tiny = tiny_head(name, vocab=V) if isinstance(name, str) else encoded_head(*name, vocab=V)
-    drafter, own = drafter_of(tiny, G)
+    drafter, own = drafter_of(tiny, longest, **options)
     method = decoding.Speculative(tiny.verifier, drafter)
     return tiny, method, decoding.MethodParams(tiny.verifier_params, own)
 
@@ -100,6 +100,19 @@ def test_ten_rounds_with_rejections(name):
     check(tiny, method, params, state, range(4))
     accepted = np.asarray(state.info.accepted_lengths).sum(axis=0)
     assert accepted[0] > 0 and accepted[1:].sum() > 0  # some whole rejections, some acceptances
+
+
+@pytest.mark.parametrize("name", ["eagle3_window", ("dspark", "umt5")])
+def test_ten_rounds_with_copies_before(name, monkeypatch):
+    monkeypatch.setitem(globals(), "WARM", 0.5)  # so that texts repeat themselves
+    tiny, method, params = method_of(name, longest=1, copies=4)
+    state = method.run(params, begun(method, params, range(4)), ROUNDS)
+    copied = np.asarray(state.info.accepted_lengths)[:, 2:].sum(axis=1)
+    assert copied.any() and not copied.all(), "only a copy is longer than a draft of the head"
+    of_head = decoding.Speculative(tiny.verifier, method.drafter.drafter)
+    inner = state.inner._replace(drafter=state.inner.drafter.drafters[1])
+    own = params._replace(drafter=params.drafter[1])
+    check(tiny, of_head, own, state._replace(inner=inner), range(4))
 
 
 @pytest.mark.parametrize("name", ["dspark", ("dspark", "umt5")])

@@ -10,6 +10,7 @@ from specjax.checkpoints import save_draft_head, save_model
 from specjax.cli import bench
 from specjax.cli.main import main
 from specjax.drafting import Costs
+from specjax.text import setting
 from specjax.text.passes import PassTimes
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, tiny_head
@@ -113,7 +114,7 @@ def test_compare_measures_heads(place, tmp_path, verifier, kind, capsys):
 REFUSED = {
     "branches of a head": (
         {"DRAFTING": "('Branches((\"drafter\", Lookup()))',)", "METHODS": "('Lossless',)"},
-        "but drafts in Branches have none",
+        "which drafters in Branches do not get",
     ),
     "a long draft": ({"MAX_DRAFTS": "(5,)"}, "max_draft must be at most 3 for this DFlash, whose"),
     "the drafter after a whole block": (
@@ -177,3 +178,18 @@ def test_copies_before_a_head(place, verifier, kind):
     rows = found.info.per_row
     assert 0 < rows.drafter_calls.sum() < rows.verifier_calls.sum()
     assert rows.accepted_lengths[:, 2:].any(), "only a copy is longer than a draft of the head"
+
+
+def test_costs_of_a_block_that_is_shorter_than_copies(place, monkeypatch):
+    pair = specjax.load_pair(**paths(place, "llama", "dflash"), tokenizer="bytes")
+    asked = []
+
+    def measured(pair, rows, widths, **_):
+        asked.append(widths)
+        times = ((1.0,) * len(widths),) * len(rows)
+        return Costs(tuple(rows), widths, (0.0,) * len(rows), times)
+
+    monkeypatch.setattr(setting, "measure_costs", measured)
+    policy, shape = specjax.drafting.CostAware(), {"batch_size": 2, "buckets": (48,)}
+    specjax.Decoder(pair, drafting="Lookup(min_match=2, max_copy=7)", stopping=policy, **shape)
+    assert asked == [(1, 2, 4)]

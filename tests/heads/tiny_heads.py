@@ -168,7 +168,7 @@ def drafter_of(tiny, max_draft, stopping=None, copies=None, **options):
     if copies is None:
         return kind(tiny.head, max_draft, policy, **options), params
     copier = drafting.Lookup(max_copy=copies, vocab_size=tiny.verifier.vocab_size)
-    drafter = kind(tiny.head, max_draft, policy, longest=copies, **options)
+    drafter = kind(tiny.head, max_draft, policy, **options)
     return drafting.lookup.LookupFirst(copier, drafter, min_match=1), ((), params)
 
 
