@@ -315,6 +315,7 @@ class _Product(Kernel):
 
     group: int  # a thread takes a multiple of so many columns
     axis: int  # of the columns in the matrix
+    shares = 1  # of the inputs, each with sums of its own
 
     def __init__(self, dtype: Any, *options: Any) -> None:
         super().__init__(dtype)
@@ -335,10 +336,11 @@ class _Product(Kernel):
         column = code.whole("mul", depth, self.bytes)
         threads = code.threads(code.whole("mul", column, columns), _SHARE)
         pieces = code.parts(columns, self.most(code, column))
-        even = code.whole("mul", code.parts(code.largest(pieces, 1), threads), threads)
+        each = code.largest(code.whole("sdiv", threads, self.shares), 1)
+        even = code.whole("mul", code.parts(code.largest(pieces, 1), each), each)
         sets = code.parts(code.parts(columns, even), self.group)
         some = code.whole("mul", code.largest(sets, 1), self.group)
-        return "1", columns, some, threads
+        return str(self.shares), columns, some, threads
 
     def most(self, code: Code, column: str) -> str:
         """The most columns of so many bytes that a thread takes at a time."""
@@ -561,6 +563,8 @@ class BytesByColumns(_Product):
     A lane adds the products of four rows of the matrix at once, as whole numbers, which have no
     order, and at the end of a `GROUP` floats. A tile has the numbers of a group in the order in
     which they are added, for up to `_SWEEP` rows of x. The sums stay in a core's cache.
+
+    `%y` is `[shares, M, N]`: the sums of each share of the inputs.
     """
 
     functions = _DECLARED
@@ -570,16 +574,22 @@ class BytesByColumns(_Product):
     def most(self, code: Code, column: str) -> str:
         return code.whole("sdiv", _SUMS, code.smallest(code.let(self.size(0, 0)), _SWEEP))
 
-    def write(self) -> None:
+    def write(self, shares: int) -> None:
+        self.shares = shares
         self.do(f"%M = {self.size(0, 0)}")
         self.do(f"%groups = sdiv i64 %X, {WORDS}")
+        begin, end = (
+            self.whole("sdiv", self.whole("mul", "%groups", share), shares)
+            for share in ("%group", self.whole("add", "%group", 1))
+        )
+        self.result = self.at("%y", self.whole("mul", "%group", "%M", "%N"))
         self.do(f"%ahead = mul i64 {GROUP // self.numbers}, %N")
         self.do(f"%tile = alloca [{GROUP * 4 * self.lanes} x i8], align 64")
         self.allocate_sums(self.smallest("%M", _SWEEP))
         with self.loop("0", "%M", _SWEEP) as (low, _):
             rows = self.smallest(self.whole("sub", "%M", low), _SWEEP)
             self.clear_sums(rows)
-            with self.loop("0", "%groups", 1) as (group, _):
+            with self.loop(begin, end, 1) as (group, _):
                 self.in_parts(functools.partial(self.add, group, low, rows))
             with self.loop("0", rows, 1) as (row, _):
                 self.in_parts(functools.partial(self.finish, low, row))
@@ -603,7 +613,8 @@ class BytesByColumns(_Product):
         ]
         for part, (place, value) in enumerate(zip(places, self.turned(sums), strict=True)):
             column = self.whole("add", n, part * self.lanes)
-            self.store(self.scale(value, column, self.lanes, mask), place, self.lanes, mask=mask)
+            value = self.scale(value, column, self.lanes, mask)
+            self.store(value, place, self.lanes, self.result, mask)
 
     def add(self, group: str, low: str, rows: str, n: str, parts: int, mask: str | None) -> None:
         """Adds the products of a group of inputs to the sums of some rows and columns."""
@@ -751,10 +762,10 @@ class FourBits(BytesByColumns):
 
     numbers = 2
 
-    def write(self) -> None:
+    def write(self, shares: int) -> None:
         self.do(f"%s = {self.data(2)}")
         self.do(f"%lows = {self.data(3)}")
-        super().write()
+        super().write(shares)
 
     def quads(self, vectors: list[str]) -> list[list[str]]:
         wide = f"<{self.lanes} x i32>"

@@ -42,6 +42,9 @@ from specjax.cpu_code import (
 # A product of more rows is XLA's, but not with x in 8 bits. XLA's is slower than the kernels up to
 # the second number with matrices [N, K] and with those of fewer bits, which it also makes floats.
 MOST_ROWS, _MANY_ROWS = 16, 256
+# Rows of a matrix [K, N] with fewer numbers are read whole, in two halves of K. If two threads read
+# halves of each row, they would fetch much past their ends.
+_NARROW = 4096
 # Attention of more queries is XLA's; a pass over a part of a prompt has so many.
 MOST_QUERIES = 64
 # The passes of LLVM that make the code fast; all its standard ones take ten times as long.
@@ -82,14 +85,18 @@ def product(
         form = FourBits if lows is not None else BytesByRows if by_rows else BytesByColumns
         words = x.shape[1] // GROUP * WORDS
         x = _call([x], (rows, words), InBytes, lows is not None, dtype=jnp.int32)
-    elif by_rows:
+        arrays = [value for value in (x, weight, scales, lows) if value is not None]
+        shares = 2 if columns <= _NARROW and not by_rows else 1
+        y = _call(arrays, (shares, rows, columns), form, *options, shares)
+        return y[0] + y[1] if shares == 2 else y[0]
+    if by_rows:
         form = ByRows
     elif rows > MOST_ROWS:
         parts = [x[i : i + MOST_ROWS] for i in range(0, rows, MOST_ROWS)]
         return jnp.concatenate([product(part, weight, scales) for part in parts])
     else:
         form, options = ByColumns, (*options, rows)
-    arrays = [value for value in (x, weight, scales, lows) if value is not None]
+    arrays = [x, weight] if scales is None else [x, weight, scales]
     return _call(arrays, (rows, columns), form, *options)
 
 
