@@ -687,7 +687,8 @@ def check_rule(rule: Rule, drafter: Drafter, *, nested: bool = False) -> None:
     if reads and not drafter.traits.draws_bonus:
         raise UserError(
             f"{type(rule).__name__} reads the drafter's distribution after a whole draft, but "
-            f"{type(drafter).__name__} has none after its longest one: give a smaller max_draft"
+            f"{type(drafter).__name__} has none after its longest one: give a max_draft that is "
+            "less by one"
         )
     if rule.reads_draft_confidence and not drafter.has_confidence:
         raise UserError(
