@@ -27,8 +27,9 @@ pytest.importorskip("llvmlite")
 # Depths and numbers of columns: none, one number, less than a vector, parts of several threads, and
 # remainders of all.
 SIZES = [(0, 4), (1, 1), (5, 3), (32, 1), (37, 53), (64, 4096), (96, 5), (130, 1031), (160, 79)]
-SIZES += [(1031, 130), (2048, 90)]
+SIZES += [(1031, 130), (2048, 90), (96, 4160)]  # the last is not narrow
 SIZES_OF_4_BITS = [(32, 1), (64, 4096), (96, 5), (160, 1031), (160, 79), (2080, 90)]
+SIZES_OF_4_BITS += [(96, 4160)]
 FORMS = ["float32", "bfloat16", "int8"]
 
 
