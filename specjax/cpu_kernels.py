@@ -42,8 +42,8 @@ from specjax.cpu_code import (
 # A product of more rows is XLA's, but not with x in 8 bits. XLA's is slower than the kernels up to
 # the second number with matrices [N, K] and with those of fewer bits, which it also makes floats.
 MOST_ROWS, _MANY_ROWS = 16, 256
-# Rows of a matrix [K, N] up to this N are read whole, in two halves of K. If two threads read halves
-# of each row, they would fetch much past their ends.
+# Rows of a matrix [K, N] up to this N are read whole, in two halves of K. If two threads read
+# halves of each row, they would fetch much past their ends.
 _NARROW = 4096
 # Attention of more queries is XLA's; a pass over a part of a prompt has so many.
 MOST_QUERIES = 64
