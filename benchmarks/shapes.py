@@ -20,9 +20,9 @@ from specjax.decoding.method import (
     jitted_run,
 )
 from specjax.models.model import Model
-from specjax.models.quantised import abstract_quantised
+from specjax.models.quantised import quantised_form
 from specjax.partitioning import Partitioner
-from specjax.types import DecodeState, PromptBatch, Sampling, row_axes
+from specjax.types import DecodeState, Params, PromptBatch, Sampling, row_axes
 
 PROGRAMS = ("prefill", "step", "refill")
 
@@ -45,6 +45,16 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
         shapes,
         shardings,
     )
+
+
+def abstract_quantised(params: Params, form: str | None) -> Params:
+    """The shapes of a model's quantised parameters, from `Model.abstract_params`."""
+
+    def change(path: Any, leaf: Any) -> Any:
+        kind = quantised_form("/".join(str(key.key) for key in path), leaf.shape, form)
+        return leaf if kind is None else kind.abstract(leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(change, params)
 
 
 def of_params(model: Model, part: Partitioner, weights: str | None = None) -> Any:

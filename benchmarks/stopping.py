@@ -25,7 +25,7 @@ from specjax.study.measure import take_turns
 from specjax.text.passes import check_costs
 from specjax.text.results import RowInfo
 from specjax.text.teacher_forcing import KnownRows, read
-from specjax.types import DecodeState, Params, Stopping
+from specjax.types import DecodeState, DraftOutcome, Drawn, Params, Stopping
 
 HELP = "stopping policies against fixed draft lengths: verifications, discarded tokens, wall time"
 
@@ -230,16 +230,60 @@ def _fastest(candidates: list[Candidate], runs: list[Runs]) -> list[Candidate]:
     return [candidates[i] for i in sorted(best.values())]
 
 
+@dataclasses.dataclass(frozen=True)
+class GreedyOracle(Stopping):
+    """Ends each draft just before the verifier would reject it; only for temperature 0.
+
+    It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds the
+    gain of policies. It needs the verifier's greedy output in advance: its parameters are the
+    `agreeing_runs`, `[B, N + 1]` int32, of the decoded rows, in their order; slots must not be
+    refilled. Above temperature 0 it is not a bound: other tokens are drawn.
+
+    Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
+    """
+
+    reads_past = True
+
+    def remember(self, params: Params, rows: int, longest: int) -> jax.Array:
+        return jnp.zeros((rows,), jnp.int32)
+
+    def begin(
+        self, params: Params, memory: jax.Array, limits: jax.Array, longest: int
+    ) -> tuple[jax.Array, Any]:
+        place = jnp.minimum(memory, params.shape[1] - 1)
+        runs = jnp.take_along_axis(params, place[:, None], axis=1)[:, 0]
+        return jnp.minimum(limits, runs), ()
+
+    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[jax.Array, Any]:
+        return jnp.zeros(drawn.token.shape, bool), state
+
+    def learn(self, memory: jax.Array, state: Any, outcome: DraftOutcome) -> jax.Array:
+        return memory + outcome.agreed + 1
+
+
+def agreeing_runs(agrees: np.ndarray) -> np.ndarray:
+    """The number of tokens from each place on that agree without a break: `[B, N + 1]` int32.
+
+    `agrees [B, N]` tells whether the drafter's greedy token at each place of the verifier's greedy
+    output, given that output before it, is the verifier's own.
+    """
+    agrees = np.asarray(agrees, bool)
+    runs = np.zeros((agrees.shape[0], agrees.shape[1] + 1), np.int32)
+    for i in range(agrees.shape[1] - 1, -1, -1):
+        runs[:, i] = np.where(agrees[:, i], runs[:, i + 1] + 1, 0)
+    return runs
+
+
 def _oracle(args: argparse.Namespace, loops: Loops) -> tuple[Candidate, Runs]:
     """The greedy oracle's passes, without its time: it knows what others must compute."""
-    method = loops.speculative(args.max_draft, args.widths, drafting.stopping.GreedyOracle())
+    method = loops.speculative(args.max_draft, args.widths, GreedyOracle())
     counts = []
     for part in loops.batches(args.rows[0]):
         state = loops.run(loops.autoregressive(), part, 0.0)[1]
         agrees = _agrees(loops, part, np.asarray(state.tokens))
         # After the end of the output nothing agrees.
         agrees &= np.arange(agrees.shape[1]) < np.asarray(state.lengths)[:, None]
-        runs = drafting.stopping.agreeing_runs(agrees)
+        runs = agreeing_runs(agrees)
         counts.append(_counts(loops.run(method, part, 0.0, stopping=jnp.asarray(runs))[1]))
     found = _runs(np.array(counts), np.full(len(counts), np.nan))
     return Candidate("oracle", None, method, ()), found

@@ -58,11 +58,7 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (96, 1024),  # few programs to compile
     }
-    copies: dict[str, Any] = {}
-    if "drafter" not in models.named:
-        # On a CPU a pass of two tokens takes as long as one of five.
-        copies = {"drafting": Lookup(min_ngram=2), "widths": (1, args.max_draft + 1)}
-    drafts = Decoder(models, max_draft=args.max_draft, **copies, **options)
+    drafts = Decoder(models, drafting=copies(models), max_draft=args.max_draft, **options)
     decoders = {"alone": Decoder(models.verifier, **options), "with drafts": drafts}
     prompts = [drafts.encode([{"role": "user", "content": each}]) for each in args.questions]
     for question, prompt in zip(args.questions, prompts, strict=True):
@@ -98,6 +94,11 @@ def _models(args: argparse.Namespace) -> Pair:
     drafter = args.drafter or (HEAD if args.verifier is None else None)
     named: dict[str, Any] = {} if drafter is None else {"drafter": drafter}
     return load_pair(verifier=args.verifier or smollm2(), **named)
+
+
+def copies(models: Pair) -> Lookup:
+    """Copies before the drafter's tokens, or alone."""
+    return Lookup(min_match=3, max_copy=7) if "drafter" in models.named else Lookup(min_ngram=2)
 
 
 def _engine(decoder: Decoder, prompt: np.ndarray, max_new_tokens: int | None = None) -> Engine:

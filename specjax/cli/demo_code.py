@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from specjax.checks import check_count
 from specjax.cli.bench import add_weights, check_positive, forms_of, measure
-from specjax.cli.demo_chat import show_answer, summary
-from specjax.drafting import Lookup
+from specjax.cli.demo_chat import copies, show_answer, summary
 from specjax.environment import products
 from specjax.errors import tell
 from specjax.evaluation.sandbox import PassAt1, Problem, Sandbox, missing
@@ -116,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
         "batch_size": 1,
         "buckets": (256, 1024),  # few programs to compile
     }
-    copies = Lookup(min_match=3, max_copy=7) if "drafter" in models.named else Lookup(min_ngram=2)
-    drafts = Decoder(models, drafting=copies, max_draft=args.max_draft, **options)
+    drafts = Decoder(models, drafting=copies(models), max_draft=args.max_draft, **options)
     prompts = [drafts.encode([{"role": "user", "content": each.request}]) for each in EXERCISES]
     for exercise, prompt in zip(EXERCISES, prompts, strict=True):
         print(f"\n> {exercise.request}\n", flush=True)

@@ -5,7 +5,6 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462).
 Axes: B rows, G longest block, K longest block of the level below, R inner rounds, V vocabulary.
 """
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from specjax.checks import check_count
 from specjax.decoding import MethodParams, Round
 from specjax.decoding.blocks import (
     append_block,
@@ -35,7 +33,6 @@ from specjax.decoding.method import check_drafter, check_rollback
 from specjax.decoding.speculative import RoundMark, RoundState, check_fit, inner_sources
 from specjax.errors import UserError
 from specjax.processing import advance, with_processing
-from specjax.rules import Lossless
 from specjax.types import (
     Axes,
     Bonus,
@@ -46,7 +43,6 @@ from specjax.types import (
     Params,
     Processing,
     Prompts,
-    Rule,
     Verification,
     row_axes,
 )
@@ -77,8 +73,7 @@ class SeveralDrafters(Drafter):
     # Whether a drafter reads the drafts of earlier drafters as if they were committed. The commit
     # takes them back.
     _reads_drafts: ClassVar[bool] = False
-    # Whether the drafters may draft trees, and read the verifier's states of prompts.
-    _takes_trees: ClassVar[bool] = False
+    # Whether the drafters may read the verifier's states of prompts.
     _takes_states: ClassVar[bool] = False
 
     # Only for the type checker: a field of a dataclass may replace it.
@@ -94,11 +89,6 @@ class SeveralDrafters(Drafter):
         for name, drafter in zip(names, self.drafters, strict=True):
             check_drafter(name, drafter)
             kind, traits = type(drafter).__name__, drafter.traits
-            if traits.drafts_trees and not self._takes_trees:
-                raise UserError(
-                    f"{kind} drafts trees, but the blocks of {where} are chains: use it without "
-                    f"{where}"
-                )
             reads = traits.reads_verifier_hidden and self._reads_drafts
             if reads or (traits.boundaries and not self._takes_states):
                 raise UserError(
@@ -181,50 +171,47 @@ class SeveralDrafters(Drafter):
 
 
 class Widened(Drafter):
-    """Adds to the blocks of another drafter, whose parameters and state it has."""
+    """Adds to the blocks of another `drafter`, whose parameters and state it has."""
 
-    @property
-    @abc.abstractmethod
-    def inner(self) -> Drafter:
-        """The other drafter."""
+    drafter: Any
 
     @property
     def vocab_size(self) -> int:
-        return self.inner.vocab_size
+        return self.drafter.vocab_size
 
     @property
     def num_uniforms(self) -> int:
-        return self.inner.num_uniforms
+        return self.drafter.num_uniforms
 
     @property
     def has_confidence(self) -> bool:
-        return self.inner.has_confidence
+        return self.drafter.has_confidence
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        return self.inner.model_names
+        return self.drafter.model_names
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        return self.inner.source_names
+        return self.drafter.source_names
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        return self.inner.prompt_positions(input_lengths, prefix_lengths)
+        return self.drafter.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Any:
-        return self.inner.prefill(params, prompts, max_length)
+        return self.drafter.prefill(params, prompts, max_length)
 
     def commit(self, state: Any, tokens: Array, counts: Array, hidden: Array | None = None) -> Any:
-        return self.inner.commit(state, tokens, counts)
+        return self.drafter.commit(state, tokens, counts)
 
     def mark(self, state: Any) -> Any:
-        return self.inner.mark(state)
+        return self.drafter.mark(state)
 
     def rewind(self, state: Any, mark: Any) -> Any:
-        return self.inner.rewind(state, mark)
+        return self.drafter.rewind(state, mark)
 
     def state_axes(self, state: Any) -> Axes:
-        return self.inner.state_axes(state)
+        return self.drafter.state_axes(state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,21 +242,7 @@ class HorizontalCascade(SeveralDrafters):
     _reads_drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drafters, tuple) or not self.drafters:
-            raise UserError(
-                f"drafters must be a tuple of at least one drafter, got {self.drafters!r}"
-            )
         self._check_parts([f"drafters[{i}]" for i in range(len(self.drafters))])
-        longest = [drafter.max_draft for drafter in self.drafters]
-        counts = tuple(longest) if self.counts is None else self.counts
-        fits = isinstance(counts, tuple) and len(counts) == len(longest)
-        if not fits or any(
-            n not in range(1, most + 1) for n, most in zip(counts, longest, strict=True)
-        ):
-            raise UserError(
-                f"counts must be a tuple of numbers from 1 to the drafters' {longest}, got "
-                f"{self.counts!r}: leave out a drafter that contributes nothing"
-            )
         self.check_within(0)
 
     @property
@@ -375,14 +348,6 @@ class HorizontalCascade(SeveralDrafters):
         return jnp.where(missing > 0, jnp.minimum(more, longest), 0)
 
 
-class VerticalCascadeParams(NamedTuple):
-    """The parameters of the middle model and of the level below, and the middle model's rule."""
-
-    reviewer: Params
-    drafter: Params
-    rule: Rule = Lossless()
-
-
 class VerticalCascadeState(NamedTuple):
     """The inner round's state, which after `propose` has moved on by the block from the mark.
 
@@ -405,7 +370,7 @@ class _Collecting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class VerticalCascade(Drafter):
-    """Drafts with its own rounds. Its parameters: `VerticalCascadeParams`.
+    """Drafts with its own rounds. Its parameters: `MethodParams`; the verifier is the reviewer.
 
     The level below drafts, and the middle model reviews under its own rule, until there are enough
     tokens. They follow the inner target pi = T(q, p), for q of the level below and p of the middle
@@ -435,13 +400,6 @@ class VerticalCascade(Drafter):
     name: str = "reviewer"
 
     def __post_init__(self) -> None:
-        check_count("max_draft", self.max_draft, "give the length of a block")
-        if self.min_draft is not None:
-            check_count("min_draft", self.min_draft, "leave it out for max_draft")
-            if self.min_draft > self.max_draft:
-                raise UserError(
-                    f"min_draft must be at most max_draft = {self.max_draft}, got {self.min_draft}"
-                )
         check_fit(self.drafter, self.verification, nested=True)
         if not isinstance(self.reviewer, str):
             self._round  # noqa: B018  its checks
@@ -514,15 +472,15 @@ class VerticalCascade(Drafter):
         return self._round.prompt_positions(input_lengths, prefix_lengths)
 
     def prefill(
-        self, params: VerticalCascadeParams, prompts: Prompts, max_length: int
+        self, params: MethodParams, prompts: Prompts, max_length: int
     ) -> VerticalCascadeState:
         inner = self._round
-        state = inner.prefill(MethodParams(*params), prompts, max_length)
+        state = inner.prefill(params, prompts, max_length)
         nobody = jnp.zeros(state.positions.shape, bool)
         return VerticalCascadeState(state, inner.mark(state), nobody)
 
     def propose(
-        self, params: VerticalCascadeParams, state: VerticalCascadeState, inputs: DraftInputs
+        self, params: MethodParams, state: VerticalCascadeState, inputs: DraftInputs
     ) -> tuple[DraftBlock, VerticalCascadeState]:
         inner, most = self._round, self._enough
         limits = jnp.where(inputs.active, inputs.limits, 0)
@@ -536,7 +494,7 @@ class VerticalCascade(Drafter):
             going, room = drafted < enough, limits - drafted
             sampling = with_processing(inputs.sampling, carry.processing)
             outcome = inner(
-                MethodParams(*params),
+                params,
                 sampling,
                 carry.round,
                 lax.dynamic_index_in_dim(uniforms, carry.step, axis=1, keepdims=False),
@@ -571,7 +529,7 @@ class VerticalCascade(Drafter):
 
     def bonus(
         self,
-        params: VerticalCascadeParams,
+        params: MethodParams,
         state: VerticalCascadeState,
         inputs: DraftInputs,
         block: DraftBlock,
@@ -579,7 +537,7 @@ class VerticalCascade(Drafter):
         """The inner target after the block, from a round that drafts nothing."""
         inner = self._round
         outcome = inner(
-            MethodParams(*params),
+            params,
             inputs.sampling,
             state.round,
             jnp.zeros((inputs.tokens.size, inner.num_uniforms), jnp.float32),

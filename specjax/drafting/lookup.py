@@ -506,12 +506,10 @@ class LookupFirst(SeveralDrafters):
     _takes_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        assert isinstance(self.lookup, Lookup), "lookup must be a Lookup"
         self._check_parts(("lookup", "drafter"))
         if isinstance(self.drafter, EagleDrafter):
             drafter = dataclasses.replace(self.drafter, longest=self.lookup.max_draft)
             object.__setattr__(self, "drafter", drafter)
-        check_count("min_match", self.min_match, "give a number of tokens")
         low, high = self.lookup.min_ngram, self.lookup.max_ngram
         if self.min_match < low or (high is not None and self.min_match > high):
             raise UserError(
@@ -629,24 +627,16 @@ class LookupTree(Widened):
     drafter are refused, because a node has no single draft distribution.
 
     Attributes:
-      lookup: copies a single occurrence, up to `lookup.max_draft` tokens of each.
+      drafter: copies a single occurrence, up to `drafter.max_draft` tokens of each.
       copies: K >= 1, the most occurrences.
     """
 
-    lookup: Lookup
+    drafter: Lookup
     copies: int
-
-    def __post_init__(self) -> None:
-        assert isinstance(self.lookup, Lookup), "lookup must be a Lookup"
-        check_count("copies", self.copies, "give the number of copies")
-
-    @property
-    def inner(self) -> Drafter:
-        return self.lookup
 
     @property
     def max_draft(self) -> int:
-        return self.copies * self.lookup.max_draft
+        return self.copies * self.drafter.max_draft
 
     @property
     def num_uniforms(self) -> int:
@@ -655,13 +645,13 @@ class LookupTree(Widened):
     @property
     def traits(self) -> DraftTraits:
         # The lookup's; blocks are trees.
-        return self.lookup.traits._replace(drafts_trees=True, has_distributions=False)
+        return self.drafter.traits._replace(drafts_trees=True, has_distributions=False)
 
     def describe(self) -> Any:
-        return {"lookup": self.lookup.describe(), "copies": self.copies}
+        return {"lookup": self.drafter.describe(), "copies": self.copies}
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> LookupState:
-        return self._with_matches(self.lookup.prefill(params, prompts, max_length))
+        return self._with_matches(self.drafter.prefill(params, prompts, max_length))
 
     def propose(
         self, params: Params, state: LookupState, inputs: DraftInputs
@@ -669,9 +659,9 @@ class LookupTree(Widened):
         limits, chains = jnp.where(inputs.active, inputs.limits, 0), []
         for i in range(self.copies):
             one = state._replace(match=Match(*(x[:, i] for x in state.match)))
-            copied, count = self.lookup.chain(params, one, inputs.tokens)
+            copied, count = self.drafter.chain(params, one, inputs.tokens)
             if i:  # without a match only the first copy continues, by the table
-                count = jnp.where(self.lookup.match_lengths(one) > 0, count, 0)
+                count = jnp.where(self.drafter.match_lengths(one) > 0, count, 0)
             count = jnp.minimum(count, limits)
             chains.append(DraftBlock(copied[:, :-1], None, None, count, {}))
         return union_of(chains), state
@@ -684,11 +674,11 @@ class LookupTree(Widened):
     def commit(
         self, state: LookupState, tokens: Array, counts: Array, hidden: Array | None = None
     ) -> LookupState:
-        return self._with_matches(self.lookup.commit(state, tokens, counts))
+        return self._with_matches(self.drafter.commit(state, tokens, counts))
 
     def _with_matches(self, state: LookupState) -> LookupState:
         """With the matches of all copies, `[B, K]`, in the place of the lookup's own."""
-        lookup = self.lookup
+        lookup = self.drafter
         matches = longest_matches(
             state.context,
             state.lengths,

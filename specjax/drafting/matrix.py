@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from specjax.checks import check_count, one_number
+from specjax.decoding import MethodParams
 from specjax.decoding.speculative import check_rule
-from specjax.drafting.cascades import HorizontalCascade, VerticalCascade, VerticalCascadeParams
+from specjax.drafting.cascades import HorizontalCascade, VerticalCascade
 from specjax.drafting.chain import Chain
 from specjax.drafting.lookup import Lookup
 from specjax.drafting.trees import CaterpillarDrafter
@@ -176,7 +177,7 @@ class Cascade(Drafting):
                 name=name,
             )
             prepared = () if reviewer is None else reviewer.prepared
-            return drafter, VerticalCascadeParams(prepared, params, models.place(rules[i]))
+            return drafter, MethodParams(prepared, params, models.place(rules[i]))
 
         def row(r: int) -> tuple[Drafter, Params]:
             counts = {i: count for i, count in enumerate(self.lengths[r]) if count}

@@ -3,7 +3,7 @@
 Some use an estimate of whether a drafted token will be accepted. It judges drawn tokens; tokens
 that are not drawn yet are judged by the row's recent rate of acceptance.
 
-Axes: B rows, G longest block, N = G + 1 widths, O longest output, V vocabulary, D drafter's width,
+Axes: B rows, G longest block, N = G + 1 widths, V vocabulary, D drafter's width,
 R measured batch sizes, W measured widths.
 """
 
@@ -989,47 +989,3 @@ def learn(
     memory = policy.learn(past.memory, past.state, outcome)
     learns = (counts > 0) & (past.drafted != NOTHING_TO_LEARN)
     return past._replace(memory=where_rows(learns, memory, past.memory))
-
-
-@dataclasses.dataclass(frozen=True)
-class GreedyOracle(Stopping):
-    """Ends each draft just before the verifier would reject it; only for temperature 0.
-
-    It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds the
-    gain of policies. It needs the verifier's greedy output in advance: its parameters are the
-    `agreeing_runs`, `[B, N + 1]` int32, of the decoded rows, in their order; slots must not be
-    refilled. Above temperature 0 it is not a bound: other tokens are drawn.
-
-    Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
-    """
-
-    reads_past = True
-
-    def remember(self, params: Params, rows: int, longest: int) -> Array:
-        return jnp.zeros((rows,), jnp.int32)
-
-    def begin(
-        self, params: Params, memory: Array, limits: Array, longest: int
-    ) -> tuple[Array, Any]:
-        place = jnp.minimum(memory, params.shape[1] - 1)
-        runs = jnp.take_along_axis(params, place[:, None], axis=1)[:, 0]
-        return jnp.minimum(limits, runs), ()
-
-    def step(self, params: Params, state: Any, drawn: Drawn) -> tuple[Array, Any]:
-        return jnp.zeros(drawn.token.shape, bool), state
-
-    def learn(self, memory: Array, state: Any, outcome: DraftOutcome) -> Array:
-        return memory + outcome.agreed + 1
-
-
-def agreeing_runs(agrees: np.ndarray) -> np.ndarray:
-    """The number of tokens from each place on that agree without a break: `[B, O + 1]` int32.
-
-    `agrees [B, O]` tells whether the drafter's greedy token at each place of the verifier's greedy
-    output, given that output before it, is the verifier's own.
-    """
-    agrees = np.asarray(agrees, bool)
-    runs = np.zeros((agrees.shape[0], agrees.shape[1] + 1), np.int32)
-    for i in range(agrees.shape[1] - 1, -1, -1):
-        runs[:, i] = np.where(agrees[:, i], runs[:, i + 1] + 1, 0)
-    return runs

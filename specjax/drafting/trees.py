@@ -30,7 +30,7 @@ from specjax.decoding.blocks import (
     with_nodes,
 )
 from specjax.decoding.history import put_at
-from specjax.decoding.method import check_drafter, check_model
+from specjax.decoding.method import check_model
 from specjax.drafting.cascades import (
     HorizontalCascade,
     SeveralDrafters,
@@ -602,8 +602,6 @@ class Branches(SeveralDrafters):
 
     parts: tuple[Any, ...]
 
-    _takes_trees: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         parts = self.parts
         several = isinstance(parts, tuple | list) and len(parts) > 1
@@ -847,26 +845,10 @@ class CaterpillarDrafter(Widened):
     width: int
 
     def __post_init__(self) -> None:
-        check_drafter("drafter", self.drafter)
-        check_count("width", self.width, "use the drafter itself for no siblings", low=2)
         if 0 < self.vocab_size < self.width:
             raise UserError(
                 f"width must be at most the number of tokens, {self.vocab_size}, got {self.width}"
             )
-        kind, traits = type(self.drafter).__name__, self.drafter.traits
-        wrong = None
-        if traits.drafts_trees:
-            wrong = "drafts trees"
-        elif traits.reads_verifier_hidden:
-            wrong = "reads the verifier's hidden states"
-        elif not _with_confidence(self.drafter):
-            wrong = "has no confidence, by which siblings are chosen"
-        if wrong is not None:
-            raise UserError(f"{kind} {wrong}: use it without CaterpillarDrafter")
-
-    @property
-    def inner(self) -> Drafter:
-        return self.drafter
 
     @property
     def max_draft(self) -> int:

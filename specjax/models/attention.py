@@ -406,16 +406,14 @@ class Memory(NamedTuple):
 
         It is the same for all queries without a window if `written` is false and there is no tree.
         """
+        numbers = jnp.arange(self.max_length, dtype=jnp.int32)[None, None]
+        queries = self.places(length)[..., None]
+        seen = numbers < self.positions[:, None, None]
         if self.tree is not None:
-            numbers = jnp.arange(self.max_length, dtype=jnp.int32)[None, None]
-            earlier = numbers < self.positions[:, None, None]
-            seen = self._over_slots(earlier, self.tree.seen[..., : self._cached_nodes])
-            return _mask(seen, self.places(length)[..., None], self.slots()[:, None], window)
-        keys = jnp.arange(self.max_length, dtype=jnp.int32)[None, None, :]
-        start = self.positions[:, None, None]
-        queries = places_from(self.positions, length)[..., None]
-        seen = keys <= queries if self.written else keys < start
-        return _mask(seen, queries, keys, window)
+            seen = self._over_slots(seen, self.tree.seen[..., : self._cached_nodes])
+        elif self.written:
+            seen = numbers <= queries
+        return _mask(seen, queries, self.slots()[:, None], window)
 
     def tree_bias(self, length: int, window: int | None = None) -> Float32[Array, "B 1 1 T T"]:
         """The mask of a tree's tokens that attend to each other."""
@@ -430,10 +428,12 @@ class Memory(NamedTuple):
         return self.positions[:, None] + self.tree.depths[:, -length:]
 
     def slots(self) -> Int32[Array, "_ S"]:
-        """The positions of the cache's slots in the text, for a tree."""
-        assert self.tree is not None
+        """The positions of the cache's slots in the text."""
+        slots = jnp.arange(self.max_length, dtype=jnp.int32)[None]
+        if self.tree is None:
+            return slots
         places = self.positions[:, None] + self.tree.depths[:, : self._cached_nodes]
-        return self._over_slots(jnp.arange(self.max_length, dtype=jnp.int32)[None], places)
+        return self._over_slots(slots, places)
 
     @property
     def _cached_nodes(self) -> int:

@@ -123,30 +123,13 @@ class RelativePositionBias(nn.Module):
         matrix = rows.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
         return matrix[None, :, None]
 
-    def cached(
-        self, positions: Int32[Array, " B"], length: int, max_length: int
-    ) -> Float32[Array, "B H 1 T S"]:
-        """The biases of a block, which starts at the positions, that attends to the cache."""
-        table = self._table()
-        offsets = np.arange(length)[:, None] - np.arange(max_length)[None, :]
-        distances = positions[:, None, None] + offsets[None].astype(np.int32)
-        return self._pick(table, distances)
-
     def between(
         self, queries: Int32[Array, "B T"], keys: Int32[Array, "_ S"]
     ) -> Float32[Array, "B H 1 T S"]:
         """The biases between positions, in a decoder; arbitrary for keys after the query."""
-        return self._pick(self._table(), queries[:, :, None] - keys[:, None])
-
-    # The biases of distances up to the last bucket.
-    def _table(self) -> Float32[Array, "H distances"]:
-        return self._of_distances(np.arange(self.max_distance + 1))
-
-    def _pick(
-        self, table: Float32[Array, "H distances"], distances: Int32[Array, "B T S"]
-    ) -> Float32[Array, "B H 1 T S"]:
-        biases = jnp.take(table, jnp.clip(distances, 0, self.max_distance), axis=1, mode="clip")
-        return jnp.moveaxis(biases, 0, 1)[:, :, None]
+        table = self._of_distances(np.arange(self.max_distance + 1))
+        distances = jnp.clip(queries[:, :, None] - keys[:, None], 0, self.max_distance)
+        return jnp.moveaxis(jnp.take(table, distances, axis=1, mode="clip"), 0, 1)[:, :, None]
 
     def _of_distances(self, distances: np.ndarray) -> Float32[Array, "H n"]:
         index = buckets(

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from specjax.errors import UserError
 from specjax.models.int4 import GROUP, Int4Embedding, Int4Weight
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.weights import is_stack
-from specjax.types import Params
 
 FORMS = ("int8", "int8+embedding", "int4", "int4+embedding")
 _TABLE, _INPUTS = "token_embedder/embedding", "layer_inputs/embedding"
@@ -36,16 +33,6 @@ def quantised_form(
     if path == _TABLE and form == "int4+embedding" and shape[1] % GROUP == 0:
         return Int4Embedding
     return Int8Embedding if path in (_TABLE, _INPUTS) and form != "int8" else None
-
-
-def abstract_quantised(params: Params, form: str | None) -> Params:
-    """The shapes of a model's quantised parameters, from `Model.abstract_params`."""
-
-    def change(path: Any, leaf: Any) -> Any:
-        kind = quantised_form("/".join(str(key.key) for key in path), leaf.shape, form)
-        return leaf if kind is None else kind.abstract(leaf.shape)
-
-    return jax.tree_util.tree_map_with_path(change, params)
 
 
 def check_form(value: Any, name: str = "weights") -> str | None:

@@ -349,12 +349,10 @@ class Stack(nn.Module):
         )
 
     def _past_biases(self, length: int, memory: Memory) -> list[Array]:
-        def relative(r: RelativePositionBias) -> Array:
-            if memory.tree is None:
-                return r.cached(memory.positions, length, memory.max_length)
-            return r.between(memory.places(length), memory.slots())
-
-        return self._biases(relative, lambda w: memory.bias(length, w))
+        return self._biases(
+            lambda r: r.between(memory.places(length), memory.slots()),
+            lambda w: memory.bias(length, w),
+        )
 
     def _mask(self, length: int, window: Any, mask: Array | None) -> Array:
         seen = None if mask is None else seen_bias(mask[:, None])

@@ -1,6 +1,5 @@
 """Rounds of trees along texts: the numbers of rounds are those of an enumeration."""
 
-import functools
 import itertools
 
 import numpy as np
@@ -13,11 +12,10 @@ from specjax.study.expect import expect, sampling_key
 from specjax.text import Decoder
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import decode_texts
-from tests.benchmarks.tree_rounds import outcomes, rates_of
+from tests.benchmarks.tree_rounds import rates_of, rounds_of
 from tests.study.test_expect import FIRST_ID, PROMPT, TOKENS, P, Q, models, texts  # noqa: F401
 from tests.variants import variants
 
-V = len(P)
 TREES = {
     "pair": (0, 0),
     "bush": (0, 0, 1, 1),
@@ -25,20 +23,6 @@ TREES = {
     "path": (0, 1),
     "two": (0, 0, 1, 2),
 }
-
-
-def rounds_of(parents, kind, judge, q, pi):
-    """The expected rounds until TOKENS tokens are emitted."""
-    laws = [outcomes(parents, kind, judge, q, pi, last) for last in range(V)]
-
-    @functools.cache
-    def rounds(last, left):
-        if left <= 0:
-            return 0.0
-        steps = np.ndenumerate(laws[last])
-        return 1.0 + sum(x * rounds(token, left - count - 1) for (count, token), x in steps)
-
-    return rounds(PROMPT, TOKENS)
 
 
 def setting_of(tree, kind, judge, **values):
@@ -68,7 +52,7 @@ def test_tokens_per_call_are_exact(models, texts, case):  # noqa: F811
     # Draws of elder siblings leave noise.
     draws, error = (32, 0.03) if kind == "without" else (1, 1e-5)
     (found,) = estimated(models, texts, [setting_of(*case)], draws=draws)
-    want = TOKENS / rounds_of(TREES[tree], kind, judge, Q, P)
+    want = TOKENS / rounds_of(TREES[tree], kind, judge, Q, P, PROMPT, TOKENS)
     assert found.tokens_per_call == pytest.approx(want, abs=error)
     assert found.drafted_per_call == len(TREES[tree]) and found.nats_per_token == 0.0
 
@@ -76,7 +60,7 @@ def test_tokens_per_call_are_exact(models, texts, case):  # noqa: F811
 def test_a_wrong_walk_is_off(models, texts, monkeypatch):  # noqa: F811
     """Whether the test above would see a node's weight that is not passed on."""
     case = ("bush", "independent", "Traversal")
-    want = TOKENS / rounds_of(TREES["bush"], "independent", "Traversal", Q, P)
+    want = TOKENS / rounds_of(TREES["bush"], "independent", "Traversal", Q, P, PROMPT, TOKENS)
     monkeypatch.setattr(
         tree_walks, "_JUDGES", {type(setting_of(*case).part("verification")): False}
     )

@@ -1,5 +1,6 @@
 """The exact law of a round with a tree, by summing over all drafts and their outcomes."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -45,7 +46,7 @@ def rates_of(q, pi, kind, most):
     return rates
 
 
-def outcomes(parents, kind, judge, q, pi, last):
+def outcomes(parents, kind, judge, q, pi, last, stop=None):
     """`[D + 1, V]`: the law of the number of accepted tokens and the next token.
 
     Args:
@@ -55,6 +56,7 @@ def outcomes(parents, kind, judge, q, pi, last):
       q: `[V, V]`, the drafter's distribution after each token.
       pi: likewise the rule's target.
       last: the last committed token.
+      stop: a draft ends with this token, or None.
     """
     size, vocab = len(parents) + 1, len(q)
     children = {n: [i + 1 for i, p in enumerate(parents) if p == n] for n in range(size)}
@@ -63,10 +65,13 @@ def outcomes(parents, kind, judge, q, pi, last):
         depth.append(depth[parent] + 1)
     law = np.zeros((max(depth) + 1, vocab))
 
+    def drafted(node, tokens):
+        return [child for child in children[node] if child in tokens]
+
     def judged(node, weight, tokens, laws):
         """Yields (node, its final mass) in post-order; the masses sum to the chance."""
         mass = weight * pi[tokens[node]]
-        for child in children[node]:
+        for child in drafted(node, tokens):
             y, draft = tokens[child], laws[child]
             chance = min(1.0, mass[y] / draft[y])
             yield from judged(child, chance, tokens, laws)
@@ -77,7 +82,7 @@ def outcomes(parents, kind, judge, q, pi, last):
 
     def descend(node, chance, tokens, laws):
         mass = pi[tokens[node]]
-        for child in children[node]:
+        for child in drafted(node, tokens):
             y, draft = tokens[child], laws[child]
             if judge == "Walk":
                 share, mass = mass[y], np.where(np.arange(vocab) == y, 0.0, mass)
@@ -90,7 +95,9 @@ def outcomes(parents, kind, judge, q, pi, last):
         law[depth[node]] += chance * mass
 
     def drawn(order, chance, tokens, laws):
-        if order:
+        if order and order[0] and tokens.get(order[0], stop) == stop:
+            drawn(order[1:], chance, tokens, laws)  # the draft has ended
+        elif order:
             node, *others = order
             for own, of_own, share in laws_of(kind, len(children[node]), q[tokens[node]]):
                 more = dict(zip(children[node], own, strict=True))
@@ -110,3 +117,17 @@ def outcomes(parents, kind, judge, q, pi, last):
     drawn(inner, 1.0, {0: last}, {})
     assert law.sum() == pytest.approx(1.0)
     return law
+
+
+def rounds_of(parents, kind, judge, q, pi, first, num_tokens, stop=None):
+    """The expected rounds until N tokens are emitted; `first` is the prompt's last one."""
+    laws = [outcomes(parents, kind, judge, q, pi, last, stop) for last in range(len(q))]
+
+    @functools.cache
+    def rounds(last, left):
+        if left <= 0:
+            return 0.0
+        steps = np.ndenumerate(laws[last])
+        return 1.0 + sum(x * rounds(token, left - count - 1) for (count, token), x in steps)
+
+    return rounds(first, num_tokens)

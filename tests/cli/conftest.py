@@ -25,3 +25,13 @@ def done(paths, tmp_path_factory):
     source = write(directory, TEXTS)
     assert main(arguments(paths, source, directory / "out")) == 0
     return source, directory / "out"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Texts to be copied, for `tiny_train.gin`; a file of tests may have its own."""
+    directory = tmp_path_factory.mktemp("data")
+    texts = tiny_pair.sentences(132, longest=5)
+    for name, some in (("train", texts[:120]), ("validation", texts[120:])):
+        (directory / f"{name}.tsv").write_text("".join(f"{text}\t{text}\n" for text in some))
+    return directory

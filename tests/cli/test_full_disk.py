@@ -44,15 +44,6 @@ def fails(size, argv, *parts):
         assert part in lines[0]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    for name, count in (("train", 40), ("validation", 8)):
-        texts = tiny_pair.sentences(count, seed=count)
-        (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in texts))
-    return directory
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [200, 30_000])
 def test_training(data, tmp_path, size):

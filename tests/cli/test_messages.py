@@ -17,10 +17,7 @@ from specjax.drafting import Costs
 from specjax.evaluation import sandbox
 from specjax.models import LlamaConfig
 from specjax.models.heads import BlockConfig, draft_head
-from specjax.processors import Regex
 from specjax.text.passes import costs_file
-from specjax.tokenizers import ByteTokenizer
-from specjax.tokenizers.tokenizer import Pieces
 from tests import tiny_pair
 from tests.cli.infer_command import CONFIGS
 
@@ -314,14 +311,6 @@ infer UNREAD --gin.DRAFTING='Lookup()' --gin.RULE='Chow(0.3)'
     ...cannot be combined...
 infer UNREAD --gin.COSTS=costs.json --gin.STOPPING='Confidence(0.4)'
     ...must be left out: they are for...
-infer UNREAD --gin.COSTS=costs.json --gin.MAX_DRAFT=3
-    ...must be left out: they are for...
-infer UNREAD --gin.COSTS=costs.json --gin.MIN_DRAFT=2
-    ...must be left out: they are for...
-infer UNREAD --gin.COSTS=costs.json --gin.RULE='OPT(0.2)'
-    ...must be left out: they are for...
-infer UNREAD --gin.COSTS=costs.json --gin.DRAFTING='Lookup()'
-    ...must be left out: they are for...
 infer UNREAD --gin.RULE='Budgeted(Lossless(), 0.1)'
     ...must have a strength to lower...
 infer UNREAD \
@@ -596,7 +585,7 @@ train TINY --gin.DIVERGENCE=kl
 train TINY --gin.ACCEPTED="('beam',)"
     Teacher: ACCEPTED must be among greedy, sampled, got 'beam'...
 train TINY --gin.ACCEPTED=greedy
-    Teacher: ACCEPTED must be a tuple of names, got 'greedy'...
+    Teacher: ACCEPTED must be a tuple of names, got 'greedy'; write ('greedy',)...
 train TINY --gin.ACCEPTED_DRAFT=0
     Teacher: ACCEPTED_DRAFT must be a whole number of at least 1...
 train TINY --gin.CHOOSE_BY=accepted
@@ -787,25 +776,3 @@ def test_the_data_are_read_before_a_model(capsys, monkeypatch):
     )
     assert main(shlex.split(typed)) == 2
     assert "absent.tsv: no such file: check the path\n" in capsys.readouterr().err
-
-
-class Letters(ByteTokenizer):
-    """Writes small letters only."""
-
-    def pieces(self):
-        texts = [b"" if not text.islower() else text for text in super().pieces().later]
-        return Pieces(texts, texts)
-
-
-def test_what_is_called_gets_one_line():
-    drafter, verifier = (tiny_pair.tabular(i, Letters()) for i in (1, 2))
-    with pytest.raises(ValueError) as error:
-        specjax.Decoder(
-            specjax.text.Pair(drafter=drafter, verifier=verifier),
-            processors=(Regex("[0-9]"),),
-            max_new_tokens=4,
-        )(["a"])
-    assert str(error.value) == (
-        "Regex('[0-9]'): the tokenizer's tokens can write no text that matches: check the "
-        "pattern or schema, and that its characters are in the vocabulary"
-    )

@@ -1,5 +1,4 @@
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,6 @@ FILES = [
     f"--gin_file={ROOT / 'gin_configs/runs/train.gin'}",
     f"--gin_file={Path(__file__).parent / 'tiny_train.gin'}",
 ]
-SYLLABLES = ["ba", "de", "ki", "lo", "mu", "na", "po", "ri"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    rng = random.Random(0)
-    for name, count in (("train", 120), ("validation", 12)):
-        texts = [" ".join(rng.choices(SYLLABLES, k=rng.randint(1, 5))) for _ in range(count)]
-        (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in texts))
-    return directory
 
 
 def run(data, output, *bindings):

@@ -8,16 +8,7 @@ import pytest
 
 from specjax.cli.main import main
 from specjax.runs.run_directory import RunDirectory
-from tests.cli.test_train import FILES, SYLLABLES
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data")
-    for name, count in (("train", 40), ("validation", 8)):
-        texts = [f"{a} {b}" for a in SYLLABLES for b in SYLLABLES][:count]
-        (directory / f"{name}.tsv").write_text("".join(f"{t}\t{t}\n" for t in texts))
-    return directory
+from tests.cli.test_train import FILES
 
 
 def command(data, output, *bindings):

@@ -157,25 +157,21 @@ def test_longer_pairs_are_left_out_and_counted():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
-        ({"bucket_lengths": (8, 4)}, ValueError, r"bucket_lengths=\(8, 4\) must be increasing"),
-        ({"bucket_lengths": ()}, ValueError, "bucket_lengths must be a number or one number per"),
-        (
-            {"bucket_lengths": 8},
-            ValueError,
-            r"bucket_lengths=8 must be increasing lengths, such as",
-        ),
-        ({"bucket_lengths": (0, 4)}, ValueError, r"bucket_lengths must be .* got 0 in row 0"),
-        ({"bucket_lengths": (4, 8.5)}, ValueError, r"bucket_lengths must be .* got 8.5 in row 1"),
-        ({"bucket_lengths": "8"}, ValueError, "bucket_lengths must be a number, got '8'"),
-        ({"bucket_lengths": (1,)}, ValueError, "all 57 pairs are longer than 1 tokens"),
-        ({"tokens_per_batch": 0}, ValueError, "tokens_per_batch must be a whole number .* got 0"),
-        ({"tokens_per_batch": "x"}, ValueError, "tokens_per_batch must be a number, got 'x'"),
+        ({"bucket_lengths": (8, 4)}, r"bucket_lengths=\(8, 4\) must be increasing"),
+        ({"bucket_lengths": ()}, "bucket_lengths must be a number or one number per"),
+        ({"bucket_lengths": 8}, r"bucket_lengths=8 must be increasing lengths, such as"),
+        ({"bucket_lengths": (0, 4)}, r"bucket_lengths must be .* got 0 in row 0"),
+        ({"bucket_lengths": (4, 8.5)}, r"bucket_lengths must be .* got 8.5 in row 1"),
+        ({"bucket_lengths": "8"}, "bucket_lengths must be a number, got '8'"),
+        ({"bucket_lengths": (1,)}, "all 57 pairs are longer than 1 tokens"),
+        ({"tokens_per_batch": 0}, "tokens_per_batch must be a whole number .* got 0"),
+        ({"tokens_per_batch": "x"}, "tokens_per_batch must be a number, got 'x'"),
     ],
 )
-def test_impossible_batches_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
+def test_impossible_batches_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         batches(make_pairs(), **options)
 
 

@@ -83,12 +83,6 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
         ),
         (
             "a.tsv",
-            "a\n",
-            {"targets_field": 1},
-            r"a\.tsv:1: there is no field '1': .* '0'; give another field as targets_field$",
-        ),
-        (
-            "a.tsv",
             "a\tb\nc\td\n",
             {"inputs_field": "x"},
             r"a\.tsv:2: there is no field 'x'",
@@ -100,7 +94,6 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
             r"a\.tsv:1: the header has a column twice: rename it",
         ),
         ("a.tsv", "a\tb\n", {"inputs_field": "a"}, r"a\.tsv has a header but no other line"),
-        ("a.tsv", "", {}, r"a\.tsv is empty"),
         (
             "a.jsonl",
             '{"inputs": "a"}\n{oh}\n',
@@ -128,12 +121,6 @@ def test_a_field_may_be_a_list_of_references_or_go_into_an_object(tmp_path):
         ("a.jsonl", "[1]\n", {}, r"a\.jsonl:1: the line must be a JSON object, got \[1\]"),
         ("a.jsonl", '{"text": "a"}\n', {}, r"a\.jsonl:1: there is no field 'inputs': .* 'text'"),
         ("a.jsonl", '{"inputs": {}}\n', {}, r"a\.jsonl:1: 'inputs' must be a text, a number or"),
-        (
-            "a.txt",
-            "a\n",
-            {"targets_field": 1},
-            r"a\.txt: a line of a text file is one text, so there is no targets_field=1: give a",
-        ),
         ("a.txt", "a\n", {"format": "csv"}, r"`format` must be one of text, tsv, jsonl, got 'csv'"),
     ],
 )

@@ -25,7 +25,6 @@ def test_a_very_long_line_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("empty.txt", b"", r"empty\.txt is empty: it must have at least one line"),
         ("empty.gz", gzip.compress(b"", mtime=0), r"empty\.gz is empty"),
         ("bad.txt", b"gut\nschl\xffecht\n", r"bad\.txt:2: byte 0xff at column 5 is not UTF-8"),
         ("plain.gz", b"not packed\n", r"plain\.gz: the gzip data are damaged after line 0"),

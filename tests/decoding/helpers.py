@@ -2,10 +2,13 @@
 
 import dataclasses
 import types
+from typing import ClassVar
+
+import jax.numpy as jnp
 
 from specjax import decoding, drafting, rules
 from specjax.text.requests import bind_processors
-from specjax.types import PromptBatch, Stopping
+from specjax.types import PromptBatch, Stopping, traced_dataclass
 
 
 def begin(method, params, inputs, input_lengths, *, max_new, max_length=None, **prompts):
@@ -37,3 +40,18 @@ class AfterTokenOne(Stopping):
 
     def step(self, params, state, drawn):
         return drawn.token == 1, state
+
+
+@traced_dataclass
+class Sharper:
+    """pi is proportional to a power of p: a target that reads no drafter."""
+
+    strength: object
+
+    reads_draft: ClassVar[bool] = False
+    reads_draft_confidence: ClassVar[bool] = False
+    reads_verifier_confidence: ClassVar[bool] = False
+
+    def __call__(self, q, p, q_conf=None, p_conf=None):
+        powers = (p / jnp.max(p)) ** self.strength  # a high power of p alone underflows
+        return powers / jnp.sum(powers)

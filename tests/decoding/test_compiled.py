@@ -57,7 +57,7 @@ def program(name, family="t5_v1_1"):
     held = rules.FallbackRollback(rules.Chow(0.1), rules.BiLD(1.0))
     table, rule = jnp.zeros((VOCAB, VOCAB)), rules.OPT(0.1)
     low = drafting.chain.ChainParams(params)
-    vertical = drafting.cascades.VerticalCascadeParams(params, low, rules.Lossy(0.5))
+    vertical = decoding.MethodParams(params, low, rules.Lossy(0.5))
     method, given = {
         "alone": lambda: (decoding.Autoregressive(model), alone(params)),
         "both": lambda: (

@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from specjax.decoding.method import jitted_run
 from specjax.types import Sampling
 from tests import laws
 from tests.decoding import cascade_laws, helpers
-from tests.decoding.helpers import AfterTokenOne, begin, pair
+from tests.decoding.helpers import AfterTokenOne, Sharper, begin, pair
 from tests.decoding.test_cascades import CASES, MAIN, outputs, params_of
 from tests.tables import RULES, VERIFICATIONS, p_value
 from tests.variants import variants
@@ -172,21 +172,6 @@ def test_a_sweep_compiles_once_and_rows_may_have_their_own_strengths(name):
     shares = np.arange(15, dtype=np.float32) % 2
     assert texts(shares) == [each[2 if i % 2 else 0][i] for i in range(15)]
     assert each[0] != each[2]
-
-
-@types.traced_dataclass
-class Sharper:
-    """pi is proportional to a power of p."""
-
-    strength: object
-
-    reads_draft: ClassVar[bool] = False
-    reads_draft_confidence: ClassVar[bool] = False
-    reads_verifier_confidence: ClassVar[bool] = False
-
-    def __call__(self, q, p, q_conf=None, p_conf=None):
-        powers = p**self.strength
-        return powers / jnp.sum(powers)
 
 
 def test_a_rule_that_reads_the_verifier_alone_decodes_alone():

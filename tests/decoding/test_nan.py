@@ -50,7 +50,7 @@ def test_a_row_ends_where_a_model_gives_nan(where, name, temperature):
     if where in ("middle", "low"):
         below = drafting.Chain(MODEL, 1, name="low"), drafting.chain.ChainParams(tables["low"])
         drafter = drafting.cascades.VerticalCascade(below[0], MODEL, 2)
-        own = drafting.cascades.VerticalCascadeParams(tables["middle"], below[1])
+        own = decoding.MethodParams(tables["middle"], below[1])
     method = decoding.Speculative(MODEL, drafter, VERIFICATIONS[name])
     state = _run(method, decoding.MethodParams(tables["verifier"], own), temperature)
     assert [types.ENDED_BY[code] for code in state.ended_by] == ["length", "nan", "length"]

@@ -163,7 +163,7 @@ DRAFTERS = {
     "stopped": (neural(stopping=STOPS), own(Q, THRESHOLD)),
     "vertical": (
         drafting.cascades.VerticalCascade(neural("small", 1), MODEL, 2),
-        drafting.cascades.VerticalCascadeParams(Q, own(R)),
+        decoding.MethodParams(Q, own(R)),
     ),
     "horizontal": (
         drafting.cascades.HorizontalCascade((neural("a", 1), neural("b", 1))),

@@ -69,7 +69,7 @@ def vertical():
     large, p, small, q = pair(6)
     below = drafting.Chain(small, 1)
     drafter = drafting.cascades.VerticalCascade(below, network(6, 3)[0], 2)
-    own = drafting.cascades.VerticalCascadeParams(network(6, 3)[1], drafting.chain.ChainParams(q))
+    own = decoding.MethodParams(network(6, 3)[1], drafting.chain.ChainParams(q))
     return large, p, drafter, own
 
 

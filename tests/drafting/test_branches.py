@@ -10,7 +10,7 @@ from specjax.drafting.lookup import longest_matches
 from specjax.drafting.trees import union_of
 from specjax.types import ChildLaw, DraftBlock
 from tests.decoding.helpers import begin
-from tests.drafting.test_laws import BRANCHES, COPIES, chain, side_by_side, wide
+from tests.drafting.test_laws import BRANCHES, chain, side_by_side, wide
 from tests.laws import MODEL, B, P, V
 from tests.models.tiny import quick_jit
 
@@ -95,17 +95,7 @@ WRONG = [
         ValueError,
         r"must have the same vocabulary, got sizes \[3, 4\]",
     ),
-    (lambda: drafting.lookup.LookupTree(ONE, 2), AssertionError, "lookup must be a Lookup"),
-    (
-        lambda: drafting.lookup.LookupTree(COPIES, 0),
-        ValueError,
-        "copies must be a whole number of at least 1, got 0",
-    ),
-    (lambda: wide(ONE, 1), ValueError, "width must be a whole number of at least 2, got 1"),
     (lambda: wide(ONE, 4), ValueError, "width must be at most the number of tokens, 3, got 4"),
-    (lambda: wide(COPIES), ValueError, "Lookup has no confidence, by which siblings"),
-    (lambda: wide(wide(ONE)), ValueError, "CaterpillarDrafter drafts trees: use it without"),
-    (lambda: wide(3), ValueError, "drafter must be like"),
     (
         lambda: decoding.Round(MODEL, side_by_side(ONE, TWO), verification.Walk()).check_rule(
             rules.OPT(0.2)

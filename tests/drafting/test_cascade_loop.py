@@ -81,7 +81,7 @@ def test_models_that_agree_make_no_pass_to_catch_up():
     drafter = drafting.cascades.VerticalCascade(low, model, max_draft=5, name="middle")
     given = decoding.MethodParams(
         params,
-        drafting.cascades.VerticalCascadeParams(params, drafting.chain.ChainParams(params)),
+        decoding.MethodParams(params, drafting.chain.ChainParams(params)),
         rules.Lossless(),
     )
     prompts = {"inputs": whole.PROMPTS, "input_lengths": whole.LENGTHS}
@@ -121,9 +121,7 @@ def test_a_learning_policy_below_learns_from_the_middle_model():
     method = decoding.Speculative(model, drafter)
 
     def passes(small):
-        own = drafting.cascades.VerticalCascadeParams(
-            params, drafting.chain.ChainParams(small, numbers)
-        )
+        own = decoding.MethodParams(params, drafting.chain.ChainParams(small, numbers))
         state = run(method, decoding.MethodParams(params, own, rules.Lossless()), new=30)
         return {name: int(np.asarray(count).sum()) for name, count in state.info.calls.items()}
 

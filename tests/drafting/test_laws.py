@@ -48,8 +48,8 @@ COPY, COPIES = (drafting.Lookup(max_copy=n, vocab_size=V) for n in (1, 2))
 COPYING = drafting.Lookup()  # the last of a cascade
 CHAIN = drafting.Chain(MODEL, 1, name="b")
 LENIENT = drafting.lenience(2.0)
-BY_A = drafting.cascades.VerticalCascadeParams(A, OF_B, LENIENT)
-COPIED_A = drafting.cascades.VerticalCascadeParams(A, (), LENIENT)
+BY_A = decoding.MethodParams(A, OF_B, LENIENT)
+COPIED_A = decoding.MethodParams(A, (), LENIENT)
 TABLES = {"a": A, "b": B, "c": jnp.asarray(testing.random_table(8, V, 2, scale=1.2, zeros=0.1))}
 BIGRAM = jnp.asarray(np.array([1, -1, 0], np.int32))
 # Contexts of two tokens, the last one first, say what the last one alone does not.
@@ -206,7 +206,7 @@ CHAINS = {
     ),
     "copies first, reviewed": Case(
         reviewed(2, below=drafting.lookup.LookupFirst(COPIES, chain(2, "b"), min_match=2)),
-        drafting.cascades.VerticalCascadeParams(A, ((), OF_B), LENIENT),
+        decoding.MethodParams(A, ((), OF_B), LENIENT),
     ),
     "a matrix": matrix([[1, 1], [0, 1]], "a", COPYING, rule=rules.Lossless()),
     "models in turn": matrix([[1, 1], [0, 0]], "ab"),

@@ -89,7 +89,6 @@ def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        ({"min_match": 0}, ValueError, "min_match must be a whole number of at least 1, got 0"),
         (
             {"lookup": drafting.Lookup(max_copy=4, vocab_size=V, max_ngram=2)},
             ValueError,
@@ -105,7 +104,6 @@ def test_a_rule_that_reads_q_reads_the_copied_one(drafter, own):
             ValueError,
             r"lookup, drafter .* sizes \[9, 3\]",
         ),
-        ({"lookup": NEURAL}, AssertionError, "lookup must be a Lookup"),
         ({"drafter": drafting.Chain}, ValueError, "drafter must be an instance"),
     ],
 )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import stopping
 from specjax import drafting, testing
 from specjax.acceptance_head import Head, HeadConfig, apply_head, drawn_features, init_head
 from specjax.drafting.stopping import Weighing, confidence_log_odds
@@ -328,9 +329,9 @@ def test_the_weights_of_a_heads_loss_can_be_taken_out():
 
 def test_the_oracle_drafts_what_agrees():
     agrees = np.array([[1, 1, 0, 1, 1, 1, 0]], bool)
-    runs = drafting.stopping.agreeing_runs(agrees)
+    runs = stopping.agreeing_runs(agrees)
     np.testing.assert_array_equal(runs, [[2, 1, 0, 3, 2, 1, 0, 0]])
-    policy, memory = drafting.stopping.GreedyOracle(), jnp.zeros(1, jnp.int32)
+    policy, memory = stopping.GreedyOracle(), jnp.zeros(1, jnp.int32)
     taken = []
     while int(memory[0]) < 7:
         limits, state = policy.begin(jnp.asarray(runs), memory, jnp.full(1, G, jnp.int32), G)

@@ -143,46 +143,38 @@ def test_greedy_trees_propose_what_processors_leave():
 
 
 WRONG = [
-    (lambda: drafting.trees.Topology(()), ValueError, "parents must be a tuple such as"),
-    (lambda: drafting.trees.Topology("00"), ValueError, "parents must be a tuple such as"),
-    (lambda: drafting.trees.Topology((0, 0.5)), ValueError, r"parents\[1\] must be a whole number"),
-    (lambda: drafting.trees.Topology((0, 2)), ValueError, r"parents\[1\] must be at most 1"),
-    (lambda: drafting.trees.Topology((0, 1, 0)), ValueError, "must not decrease"),
-    (lambda: drafting.trees.Topology((0, -1)), ValueError, r"parents\[1\]"),
-    (
-        lambda: drafting.trees.Beam(0, 2, 1),
-        ValueError,
-        "depth must be a whole number of at least 1",
-    ),
-    (lambda: drafting.Tree(2, 0), ValueError, "width must be a whole number of at least 1"),
-    (lambda: drafting.trees.Beam(2, 2, 2, keep=7), ValueError, "keep must lie between 2"),
-    (lambda: drafting.trees.Beam(2, 2, 2, keep=1), ValueError, "keep must lie between 2"),
+    (lambda: drafting.trees.Topology(()), "parents must be a tuple such as"),
+    (lambda: drafting.trees.Topology("00"), "parents must be a tuple such as"),
+    (lambda: drafting.trees.Topology((0, 0.5)), r"parents\[1\] must be a whole number"),
+    (lambda: drafting.trees.Topology((0, 2)), r"parents\[1\] must be at most 1"),
+    (lambda: drafting.trees.Topology((0, 1, 0)), "must not decrease"),
+    (lambda: drafting.trees.Topology((0, -1)), r"parents\[1\]"),
+    (lambda: drafting.trees.Beam(0, 2, 1), "depth must be a whole number of at least 1"),
+    (lambda: drafting.Tree(2, 0), "width must be a whole number of at least 1"),
+    (lambda: drafting.trees.Beam(2, 2, 2, keep=7), "keep must lie between 2"),
+    (lambda: drafting.trees.Beam(2, 2, 2, keep=1), "keep must lie between 2"),
     (
         lambda: binding.tree(MODEL, SHAPES["kept"], "without"),
-        ValueError,
         "keep=4 needs beam and children='top': leaving out drawn tokens by their values would",
     ),
     (
         lambda: binding.tree(MODEL, drafting.trees.k_ary(1, 4)),
-        ValueError,
         "a node of the tree has 4 children, but there are only 3 tokens",
     ),
     (
         lambda: binding.tree(MODEL, SHAPES["pair"], "best"),
-        ValueError,
         "children must be one of 'top', 'top.1', 'without', 'independent', got 'best'",
     ),
     (
         lambda: decoding.Round(MODEL, drafting.Chain(MODEL, 2), verification.Walk()),
-        ValueError,
         "Walk needs a drafter of trees",
     ),
 ]
 
 
-@pytest.mark.parametrize(("make", "kind", "message"), WRONG)
-def test_a_wrong_tree_is_refused(make, kind, message):
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_a_wrong_tree_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from benchmarks.shapes import abstract_quantised
 from specjax import cpu_kernels
 from specjax.models import int8, model_from_config, preset
 from specjax.models.int4 import Int4Embedding, Int4Weight
 from specjax.models.int8 import Int8Embedding, Int8Weight
 from specjax.models.quantised import (
     FORMS,
-    abstract_quantised,
     check_form,
     form_of,
     quantised_form,

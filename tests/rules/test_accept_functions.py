@@ -43,8 +43,8 @@ def standard(q, p):
     return np.minimum(1, ratio(p, q)), leftover(q, p)
 
 
-def lenient(q, p, *, keep):
-    return np.minimum(1, ratio(p, keep * q)), leftover(q, p)
+def lenient(q, p, *, keep, beta=1.0):
+    return np.minimum(1, ratio(p, keep * q)), leftover(q, p / beta)
 
 
 def mixture(q, p, *, weight):
@@ -89,6 +89,7 @@ FUNCTIONS = [
     (rules.AcceptThreshold(), exact_match, {}),
     (rules.Lossless(), standard, {}),
     (rules.Lossy(0.3), lenient, {"keep": 0.7}),
+    (rules.Lossy(0.4, 0.8), lenient, {"keep": 0.6, "beta": 0.8}),
     (rules.Mixture(0.7), mixture, {"weight": 0.7}),
     (rules.Mixture(0.2), mixture, {"weight": 0.2}),
     (rules.Typical(0.3, 0.6), typical, {"epsilon": 0.3, "alpha": 0.6, "after": repeated}),

@@ -198,19 +198,6 @@ def test_lossy_tuned_solves_for_beta(strength, vocab):
     ).all()
 
 
-def test_lossy_is_the_distribution_of_its_procedure():
-    q, p = (x.astype(np.float64) for x in pairs(7))
-    strength, beta = 0.4, 0.8
-    accept = np.minimum(1, np.divide(p, (1 - strength) * q, out=np.ones_like(p), where=q > 0))
-    kept = q * accept
-    left = np.maximum(p / beta - q, 0)
-    mass = left.sum(1, keepdims=True)
-    left = np.divide(left, mass, out=p.copy(), where=mass > 0)
-    want = kept + (1 - kept.sum(1, keepdims=True)) * left
-    got = apply(rules.Lossy(strength, beta), *pairs(7))
-    np.testing.assert_allclose(got, want, atol=2e-6)
-
-
 def test_a_rule_takes_one_position():
     q, p = jnp.ones((4,)) / 4, jnp.ones((5,)) / 5
     wrong = [

@@ -69,39 +69,30 @@ def test_deferral_rules_say_what_they_read():
 
 
 BAD = [
-    (lambda: rules.Quantile(1.5), ValueError, r"level must lie in \[0, 1\], got 1.5"),
-    (lambda: rules.Quantile(-0.1), ValueError, r"level must lie in \[0, 1\], got -0.1"),
-    (lambda: rules.SequenceChow(1.1), ValueError, r"strength must lie in \[0, 1\], got 1.1"),
-    (lambda: rules.SequenceChowLog(-1.0), ValueError, "strength must be at least 0, got -1.0"),
     (
         lambda: rules.SequenceChow(0.5, "median"),
-        ValueError,
         r"aggregation must be like rules.Sum\(\), .* got 'median'",
     ),
     (
         lambda: rules.SequenceChow(0.5, rules.Mean),
-        ValueError,
         r"aggregation must be an instance, got the class Mean: write Mean\(...\)",
     ),
     (
         lambda: rules.FallbackRollback(rules.Diff(0.1), rules.BiLD(1.0)),
-        ValueError,
         "fallback must read only the drafter, got Diff",
     ),
     (
         lambda: rules.FallbackRollback(rules.Chow(0.1), 2.0),
-        ValueError,
         r"rollback must be like rules.BiLD\(strength=1.0\), got 2.0",
     ),
     (
         lambda: rules.FallbackRollback(rules.Lossless(), rules.BiLD(1.0)),
-        ValueError,
         r"fallback must be like rules.Chow\(strength=0.3\).*it has no defers",
     ),
 ]
 
 
-@pytest.mark.parametrize(("make", "kind", "message"), BAD)
-def test_bad_values_are_named(make, kind, message):
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_bad_values_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

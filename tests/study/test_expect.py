@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import rules, testing, verification
+from specjax import rules, testing
 from specjax.study.expect import (
     PRICES,
     Expected,
@@ -23,7 +23,8 @@ from specjax.text import Decoder, TextModel
 from specjax.text.setting import Setting
 from specjax.text.teacher_forcing import KnownTexts, decode_texts
 from specjax.tokenizers import ByteTokenizer
-from tests.study.chains import all_texts, expected_rounds
+from tests.benchmarks.tree_rounds import rounds_of
+from tests.study.chains import all_texts
 
 VOCAB, FIRST_ID, TOKENS, PROMPT = 259, 100, 3, 1
 # Quarters, so that so many copies of each text are the verifier's law exactly.
@@ -64,8 +65,8 @@ def of(models, texts, settings, **options):
 def test_lossless_tokens_per_call_are_exact(models, texts, name, longest):
     setting = Setting(max_draft=longest, verification=name)
     (found,) = of(models, texts, [setting])
-    algorithm = getattr(verification, name)()
-    want = TOKENS / expected_rounds(Q, P, PROMPT, TOKENS, longest, algorithm)
+    judge = {"Token": "TopDown", "Block": "Traversal"}[name]  # a chain is a tree
+    want = TOKENS / rounds_of(tuple(range(longest)), "independent", judge, Q, P, PROMPT, TOKENS)
     assert found.tokens_per_call == pytest.approx(want, abs=1e-5)
     assert found.nats_per_token == 0.0
     assert found.drafted_per_call == pytest.approx(longest)

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import rules, verification
+from specjax import rules
 from specjax.study.expect import walk
-from tests.study.chains import all_texts, expected_rounds
+from tests.benchmarks.tree_rounds import rounds_of
+from tests.study.chains import all_texts
 from tests.tables import random_distributions
 
 VOCAB, TOKENS, FIRST = 3, 5, 1
@@ -27,8 +28,9 @@ def test_rounds_are_exact_for_texts_that_follow_the_rule(name, block, longest, s
             lengths[row, t] = min([*ends, longest])
     ratios = (pi[before, texts] / q[before, texts])[None]
     rounds, _ = walk(ratios, np.full(len(texts), TOKENS), lengths, block=block)
-    algorithm = verification.Block() if block else verification.Token()
-    want = expected_rounds(q, pi, FIRST, TOKENS, longest, algorithm, stop)
+    judge = "Traversal" if block else "TopDown"  # a chain is a tree
+    laws = (x / x.sum(axis=1, keepdims=True) for x in np.asarray((q, pi), np.float64))
+    want = rounds_of(tuple(range(longest)), "independent", judge, *laws, FIRST, TOKENS, stop)
     assert float(weights @ rounds) == pytest.approx(want, abs=2e-5)
 
 

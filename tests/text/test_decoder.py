@@ -12,11 +12,13 @@ import pytest
 import specjax
 from specjax import partitioning, rules, verification
 from specjax.checkpoints import load_model, save_model
+from specjax.compilation import count_compilations
 from specjax.text import decoder as decoder_lib
 from specjax.text import directories, results
 from specjax.tokenizers import ByteTokenizer, load_tokenizer
-from specjax.types import Sampling, traced_dataclass
+from specjax.types import Sampling
 from tests import tiny_pair
+from tests.decoding.helpers import Sharper
 
 # One shape for nearly all tests: each more is a program to compile.
 SHAPE = {"max_new_tokens": 12, "batch_size": 4, "buckets": (16, 32)}
@@ -221,35 +223,24 @@ def test_rows_come_when_they_are_finished(pair, decoder):
     assert next(rows).index == 1 and len(list(rows)) == 3
 
 
-@pytest.fixture(scope="module")
-def compilations():
-    """What has been compiled since, program by program: the small ones too."""
-    seconds = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return seconds
-
-
-def test_nothing_is_compiled_again(pair, decoder, compilations):
+def test_nothing_is_compiled_again(pair, decoder):
     decoder(PROMPTS, seed=0)
     list(decoder.stream(PROMPTS))
-    before = len(compilations)
-    decoder(PROMPTS, seed=1, sampling=Sampling(0.3), max_new_tokens=5)
-    decoder(PROMPTS[:5], sampling=Sampling([0.1, 0.2, 0.3, 0.4, 0.5]), ids=range(5))
-    decoder(PROMPTS, rule=rules.OPT(0.4))
-    other = specjax.Decoder(pair, rule=rules.OPT(0.7), max_draft=3, sampling=Sampling(0.1), **SHAPE)
-    other(PROMPTS)
-    list(other.stream(PROMPTS))
-    assert len(compilations) == before
-    decoder(PROMPTS, rule=rules.OPT([0.1, 0.2, 0.3] * 2), seed=3, draft_limit=[0, 1, 2, 3, 3, 3])
-    after = len(compilations)
-    assert after == before
-    jax.jit(lambda x: x * 3)(2)
-    assert len(compilations) == after + 1, "the count counts nothing"
+    own = {"rule": rules.OPT([0.1, 0.2, 0.3] * 2), "draft_limit": [0, 1, 2, 3, 3, 3]}
+    with count_compilations() as counts:
+        decoder(PROMPTS, seed=1, sampling=Sampling(0.3), max_new_tokens=5)
+        decoder(PROMPTS[:5], sampling=Sampling([0.1, 0.2, 0.3, 0.4, 0.5]), ids=range(5))
+        decoder(PROMPTS, rule=rules.OPT(0.4))
+        other = specjax.Decoder(
+            pair, rule=rules.OPT(0.7), max_draft=3, sampling=Sampling(0.1), **SHAPE
+        )
+        other(PROMPTS)
+        list(other.stream(PROMPTS))
+        decoder(PROMPTS, seed=3, **own)
+    assert counts.compiled == counts.read == 0
+    with count_compilations() as counts:
+        jax.jit(lambda x: x * 3)(2)
+    assert counts.compiled + counts.read == 1, "the count counts nothing"
 
 
 @functools.cache
@@ -326,21 +317,6 @@ def test_a_long_prompt_is_cut_only_at_a_known_end(decoder):
     for prompt in (long, long[:5]):
         with pytest.raises(ValueError, match="truncate must be None, 'end' or 'beginning', got 's"):
             decoder.encode(prompt, truncate="start")
-
-
-@traced_dataclass
-class Sharper:
-    """The verifier's distribution, to a power: a target that reads no drafter."""
-
-    power: jax.Array | float
-
-    reads_draft = False
-    reads_draft_confidence = False
-    reads_verifier_confidence = False
-
-    def __call__(self, q, p, q_conf=None, p_conf=None):
-        target = (p / p.max()) ** self.power
-        return target / target.sum()
 
 
 def test_a_rule_that_reads_the_verifier_alone_needs_no_drafter(pair):

@@ -132,7 +132,12 @@ class NoPytree(types.Processor):
     ("processor", "eos_ids", "message"),
     [
         (NoPytree(), (1,), "NoPytree is no pytree: decorate it with @types.traced_data"),
-        (processors.Regex("中"), (1,), r"Regex\(.中.\): the tokenizer's tokens can write no"),
+        (
+            processors.Regex("中"),
+            (1,),
+            r"^Regex\(.中.\): the tokenizer's tokens can write no text that matches: "
+            "check the pattern or schema, and that its characters are in the vocabulary$",
+        ),
         (processors.Regex("[0-9]{3}"), (), "needs a tokenizer with an end-of-sequence token"),
     ],
 )

@@ -8,7 +8,6 @@ from specjax.data.examples import Example
 from specjax.data.few_shot import FewShot, Template
 from specjax.errors import UserError
 from specjax.evaluation import Bootstrap
-from specjax.evaluation.metrics import check_metrics
 from specjax.training import AdamW, Objective, Teacher
 from specjax.training.recipe import Evaluation
 from tests.training.toy import trainer_config
@@ -33,8 +32,6 @@ def pairs(*examples):
 TEMPLATES = ("a { b", "a }", "{}", "{a..b}", "{|x}")
 TOTAL = "give total_steps if and only"
 REFUSED = [
-    (adam(learning_rate=0.0), "AdamW: learning_rate must be finite and above 0, got 0.0"),
-    (adam(learning_rate="fast"), "AdamW: learning_rate must be a number, got 'fast'"),
     (adam(relative="false"), "AdamW: relative must be True or False, got 'false'"),
     (adam(warmup_steps=0), "warmup_steps must be finite and above 0, got 0"),
     (adam(warmup_steps=9, decay="cosine", total_steps=9), "=9 must be below total_steps=9"),
@@ -44,7 +41,6 @@ REFUSED = [
     (adam(decay="linear"), "decay must be one of inverse_sqrt, cosine, got 'linear'"),
     (adam(b2=1.0), "AdamW: b2 must lie in [0, 1), got 1.0"),
     (adam(weight_decay=-1.0), "weight_decay must be finite and at least 0, got -1.0"),
-    (given(Objective, divergence="kl"), "divergence must be one of forward_kl, "),
     *((given(Objective, jsd_beta=x), "jsd_beta must lie in (0, 1), got") for x in (0.0, 1.0)),
     *(
         (given(Objective, lk_eta=x), "lk_eta must be finite and at least 0, got")
@@ -53,13 +49,7 @@ REFUSED = [
     (given(Objective, label_smoothing=1.5), "Objective: label_smoothing must lie in [0, 1), got 1"),
     (given(Objective, distillation_weight=1.5), "distillation_weight must lie in [0, 1], got 1.5"),
     (given(Objective, label_smoothing="x"), "Objective: label_smoothing must be a number, got 'x'"),
-    (given(Teacher, samples=-1), "Teacher: samples must be a whole number of at least 0"),
-    (given(Teacher, on_policy_share=1.5), "on_policy_share must lie in [0, 1], got 1.5"),
     (given(Teacher, on_policy_share="half"), "on_policy_share must be a number, got 'half'"),
-    (given(Teacher, refresh_every=0), "refresh_every must be a whole number of at least 1, got 0"),
-    (given(Teacher, accepted=("beam",)), "accepted must be among greedy, sampled, got 'beam'"),
-    (given(Teacher, accepted="greedy"), "must be a tuple of names, got 'greedy'; write ('gr"),
-    (given(Teacher, accepted_draft=0), "Teacher: accepted_draft must be a whole number of"),
     (given(Evaluation, metrics="bleu"), "`metrics` must be a tuple of names, got 'bleu'; write"),
     (given(Evaluation, metrics=("meteor",)), "`metrics` must be names in bleu, "),
     (given(Evaluation, max_new_tokens=0), "Evaluation: max_new_tokens must be "),
@@ -68,29 +58,21 @@ REFUSED = [
     (given(Evaluation, at_checkpoints=1), "at_checkpoints must be True or False, got 1"),
     (given(trainer_config, progress="no"), "progress must be True or False, got 'no'"),
     (given(trainer_config, allow_other_environment=1), "environment must be True or False, got 1"),
-    (given(trainer_config, num_steps="ten"), "num_steps must be a number, got 'ten'"),
-    (given(trainer_config, num_steps=1.5), "num_steps must be a whole number of at least 1, got 1"),
     *(
         (given(trainer_config, **{name: 0}), f"{name} must be a whole number of at least 1, got 0")
         for name in ("num_steps", "checkpoint_every", "log_every", "num_devices")
     ),
-    (given(trainer_config, seed=-1), "seed must be a whole number of at least 0, got -1"),
     (given(trainer_config, ema_decay=1.0), "ema_decay must lie in [0, 1), got 1.0"),
     (given(HeadConfig, width=0), "HeadConfig: width must be a whole number of at least 1, got 0"),
     (given(HeadConfig, width="8"), "HeadConfig: width must be a number, got '8'"),
-    (given(HeadConfig, width=8, blocks=5), "blocks must be a whole number in [0, 4], got 5"),
     (given(HeadConfig, width=8, blocks=-1), "blocks must be a whole number of at least 0"),
-    (given(HeadConfig, width=8, shared=1), "HeadConfig: shared must be True or False, got 1"),
     (given(HeadConfig, width=8, confidences=1), "confidences must be True or False, got 1"),
     (given(Bootstrap, resamples=10), "Bootstrap: resamples must be a whole number of at least 100"),
     (given(Bootstrap, level=1.0), "Bootstrap: level must lie in (0, 1)"),
     (given(Bootstrap, seed=-1), "Bootstrap: seed must"),
-    (lambda: check_metrics(["bleu", "meteor"]), "`metrics` must be names in bleu, chrf, "),
-    (shots(shots=2), "shots=2 needs `examples`"),
     (shots(shots=2, examples="x", completion=""), "a file, and `completion`"),
     (shots(shots=-1), "shots must be"),
     (shots(limit=0), "limit must be"),
-    (shots(prompt="{"), "has an unpaired"),
     (shots(prompt=3), "prompt must be a text, got 3"),
     (shots(completion=None), "completion must be a text, got None"),
     (shots(references=1), "references must be a text, got 1"),

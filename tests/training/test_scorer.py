@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import Decoder, TextModel
+from specjax.compilation import count_compilations
 from specjax.data.examples import Example
 from specjax.models import Seq2SeqLM
 from specjax.training.recipe import Evaluation, OutputScorer
@@ -67,24 +68,12 @@ def test_cut_outputs_are_counted_and_told(capsys, monkeypatch):
 
 
 def test_scoring_other_parameters_compiles_nothing(trained):
-    compiled = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
     # Another length than elsewhere: its first scoring compiles.
     score = scorer(Evaluation(metrics=("exact_match",), max_new_tokens=24, batch_size=4))
-    other = endless()
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        score(trained)
-        first = len(compiled)
-        assert first
-        score(other)
-        assert len(compiled) == first
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    for params, compiles in ((trained, True), (endless(), False)):
+        with count_compilations() as counts:
+            score(params)
+        assert (counts.compiled + counts.read > 0) == compiles
 
 
 def test_inputs_that_do_not_fit_are_told_and_count_as_empty(trained, capsys):

@@ -261,10 +261,9 @@ class EagleHead(DraftHead):
         memory = Memory(cache.entries, positions, self.layout, False, tree)
         length, window = tokens.shape[1], self.config.windows[0]
         places, known = memory.places(length), cache.known[:, None, None]
-        slots = jnp.arange(memory.max_length, dtype=jnp.int32)[None]
         before, inside = places - 1, block_bias(length)
         if tree is not None:
-            slots, inside = memory.slots(), memory.tree_bias(length)
+            inside = memory.tree_bias(length)
             parent = tree.seen & (tree.depths[:, None] == tree.depths[:, -length:, None] - 1)
             before = memory.positions[:, None] + jnp.argmax(parent, axis=2).astype(jnp.int32)
 
@@ -275,7 +274,7 @@ class EagleHead(DraftHead):
                 seen &= keys > jnp.minimum(queries, known) - window
             return seen_bias(seen)
 
-        past = memory.layer(0, memory.bias(length) + bias(slots))
+        past = memory.layer(0, memory.bias(length) + bias(memory.slots()))
         states = self._at(cache.ring, before)
         given = (
             self._embed(params, tokens),
