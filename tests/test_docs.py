@@ -79,7 +79,9 @@ def test_the_architecture_says_where_is_what():
 
 def test_the_commands_that_gin_configures_are_listed():
     told = (ROOT / "docs/gin.md").read_text(encoding="utf-8").split("are configured by")[0]
-    modules = {name: importlib.util.find_spec(module) for name, (module, _) in COMMANDS.items()}
+    modules = {
+        name: importlib.util.find_spec(f"specjax.cli.{name.replace(' ', '_')}") for name in COMMANDS
+    }
     configured = {
         name
         for name, spec in modules.items()

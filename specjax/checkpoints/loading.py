@@ -18,7 +18,6 @@ from specjax.checkpoints.arrays import (
     Piece,
     check_floating,
     check_same,
-    condense,
     flatten,
     materialise,
 )
@@ -103,10 +102,9 @@ def load_model(
     path: PathLike,
     *,
     dtype: Any = None,
-    param_dtype: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     rules: partitioning.AxisRules = partitioning.STANDARD_RULES,
-    shardings: Params | jax.sharding.Sharding | None = None,
+    sharding: jax.sharding.Sharding | None = None,
     config: ModelConfig | PathLike | None = None,
     check_weights: bool = True,
     weights: str | None = None,
@@ -129,13 +127,11 @@ def load_model(
 
     Args:
       path: the directory or file.
-      dtype: of activations and cache and, unless `param_dtype` is given, of parameters;
-        by default that of the parameters.
-      param_dtype: of the parameters; by default the checkpoint's own, bfloat16 or float32
-        (float16 becomes float32, which represents it exactly).
+      dtype: of parameters, activations and cache; by default the checkpoint's own, bfloat16 or
+        float32 (float16 becomes float32, which represents it exactly).
       mesh: spreads the parameters over a mesh, which `specjax.partitioning.make_mesh` makes.
       rules: logical axis rules for `mesh`.
-      shardings: instead of `mesh`: a sharding for all, or a tree of shardings like the parameters.
+      sharding: instead of `mesh`: that of all parameters.
       config: instead of the directory's: a configuration, the path of a JSON file (see
         `specjax.models.families.config_to_dict`), or of a T5X gin file.
       check_weights: whether to search the arrays for NaN and infinity and, if specjax wrote the
@@ -144,7 +140,7 @@ def load_model(
         output channel, "int8+embedding" the embedding too, with a scale per token. Qwix makes them
         (`pip install '.[int8]'`). "int4" stores kernels as 4-bit numbers with a scale per 32 of an
         output channel, and the embedding in 8 bits, "int4+embedding" that too in 4. Such a model
-        can decode, but not be trained or saved. None: all parameters have `param_dtype`.
+        can decode, but not be trained or saved. None: all parameters have `dtype`.
 
     Raises:
       FileNotFoundError: for a missing directory or file.
@@ -152,11 +148,10 @@ def load_model(
       UserError: for files that are unreadable, unknown or inconsistent; the message names the
         path, the arrays and the remedy in one line.
     """
-    if mesh is not None and shardings is not None:
-        raise UserError("`mesh` and `shardings` exclude each other; give only one of them")
+    if mesh is not None and sharding is not None:
+        raise UserError("`mesh` and `sharding` exclude each other; give only one of them")
     check_form(weights)
-    dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-    requested = {name: float_dtype(x, f"`{name}`") for name, x in dtypes.items() if x is not None}
+    requested = None if dtype is None else float_dtype(dtype, "`dtype`")
     opened = _open(path, config, check_weights)
     warn_of_adapter(opened.path)
     ids, rows = opened.ids, opened.config.vocab_size
@@ -170,9 +165,13 @@ def load_model(
     pieces = opened.pieces(shapes)
     disk = common_dtype(opened.reader.specs[piece.source].dtype for piece in pieces.values())
     kept = np.dtype(np.float32) if disk == np.float16 else disk
-    stored = requested.get("param_dtype", requested.get("dtype", kept))
-    model = make(opened.config.replace(dtype=requested.get("dtype", stored), param_dtype=stored))
-    placed = _shardings(model, shapes, mesh, rules, shardings)
+    stored = kept if requested is None else requested
+    model = make(opened.config.replace(dtype=stored, param_dtype=stored))
+    if mesh is None:
+        placed = dict.fromkeys(shapes, sharding or jnp.zeros(()).sharding)  # the default device's
+    else:
+        partitioner = partitioning.Partitioner(mesh, rules)
+        placed = flatten(partitioner.param_shardings(model, model.abstract_params()))
     needed = 0
     for name, shape in shapes.items():
         kind = quantised_form(name, shape, weights)
@@ -373,28 +372,6 @@ def _checked_pieces(
     check_same(path, specs, shapes, remedy)
     check_floating(path, specs)
     return {name: pieces[name] for name in shapes}
-
-
-def _shardings(
-    model: Model,
-    shapes: Shapes,
-    mesh: jax.sharding.Mesh | None,
-    rules: partitioning.AxisRules,
-    shardings: Params | jax.sharding.Sharding | None,
-) -> Mapping[str, jax.sharding.Sharding]:
-    if mesh is not None:
-        partitioner = partitioning.Partitioner(mesh, rules)
-        return flatten(partitioner.param_shardings(model, model.abstract_params()))
-    if shardings is None:
-        shardings = jnp.zeros(()).sharding  # the default device's
-    if isinstance(shardings, jax.sharding.Sharding):
-        return dict.fromkeys(shapes, shardings)
-    flat = flatten(shardings)
-    if differing := sorted(set(flat) ^ set(shapes)):
-        raise UserError(
-            f"`shardings` must be a tree like the parameters; they differ in {condense(differing)}"
-        )
-    return flat
 
 
 # The fields of a size; a fine-tuned model may have another vocabulary or dropout.

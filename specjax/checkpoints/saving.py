@@ -223,7 +223,7 @@ def _t5x_arrays(source: Path, check: bool) -> tuple[dict[str, Any], int, Any]:
         checkpoint = t5x.t5x_directory(source)
     if checkpoint is None:
         check_writable(read_config(source))
-        loaded: Any = load_model(source, shardings=host, check_weights=check)
+        loaded: Any = load_model(source, sharding=host, check_weights=check)
         written, arrays = as_t5x(loaded.config, flatten(loaded.params))
         return arrays, loaded.step or 0, written
     reader = t5x.t5x_reader(checkpoint)

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_model(
         args.source,
         dtype=dtype,
-        shardings=host,
+        sharding=host,
         config=args.config,
         check_weights=args.check_weights,
     )
@@ -147,7 +147,7 @@ def _convert_head(args: argparse.Namespace) -> int:
         raise UserError("a draft head has its own configuration: leave out --drafter and --config")
     opened, host = open_draft_head(args.source), _host()
     args.verifier = Path(real_path(str(args.verifier)))
-    verifier = load_model(args.verifier, shardings=host, check_weights=args.check_weights)
+    verifier = load_model(args.verifier, sharding=host, check_weights=args.check_weights)
     options = {"dtype": opened.dtype, "sharding": host, "check_weights": args.check_weights}
     head, params = load_draft_head(
         args.source, verifier.model, verifier_params=verifier.params, **options
@@ -172,7 +172,7 @@ def _copy_head(head: "Head", destination: Path, host: Any) -> None:
     from specjax.checkpoints.attachments import save_head
     from specjax.fingerprints import digest
 
-    written = load_model(destination, shardings=host, check_weights=False)
+    written = load_model(destination, sharding=host, check_weights=False)
     if digest(written.params, as_bfloat16=True) == head.drafter_fingerprint:
         save_head(destination, head)
     else:

@@ -31,68 +31,25 @@ from specjax.environment import check_devices, specjax_version
 from specjax.errors import REFUSALS, UserError
 from specjax.runs.processes import LostProcessError
 
-# name -> (module, description)
+# name -> description; `demo chat` is the module `specjax.cli.demo_chat`.
 COMMANDS = {
-    "demo": (
-        "specjax.cli.demo",
-        "try specjax: compare settings on sample texts with a built-in pair",
-    ),
-    "demo chat": (
-        "specjax.cli.demo_chat",
-        "a real chat model answers alone and with drafts (extra: chat)",
-    ),
-    "demo code": (
-        "specjax.cli.demo_code",
-        "your pair of models writes functions alone and with drafts; their tests run",
-    ),
-    "infer": (
-        "specjax.cli.infer",
-        "decode a text, TSV or JSONL file with a pair of models (resumable)",
-    ),
-    "serve": (
-        "specjax.cli.serve",
-        "serve a pair over HTTP with OpenAI's routes (extra: serve)",
-    ),
-    "evaluate": (
-        "specjax.cli.evaluate",
-        "score predictions with confidence intervals; compare methods",
-    ),
-    "compare": (
-        "specjax.cli.compare",
-        "compare rules, strengths and drafts on your texts; choose the best setting (resumable)",
-    ),
-    "train": (
-        "specjax.cli.train",
-        "train, fine-tune or distil a model, such as a drafter for your verifier (resumable)",
-    ),
-    "train drafter": (
-        "specjax.cli.train_drafter",
-        "train a draft head for your verifier, such as EAGLE-3 or DFlash (resumable)",
-    ),
-    "train head": (
-        "specjax.cli.train_head",
-        "train a drafter's acceptance head, which decides when a draft ends (resumable)",
-    ),
-    "train bigram": (
-        "specjax.cli.train_bigram",
-        "count the successors of each token in texts, to draft without a model",
-    ),
-    "inspect": (
-        "specjax.cli.inspect",
-        "show what a model is, and whether two models are a pair and fit a device",
-    ),
-    "convert": (
-        "specjax.cli.convert",
-        "convert a checkpoint between the formats of Hugging Face, T5X and specjax (Orbax)",
-    ),
-    "bench": (
-        "specjax.cli.bench",
-        "does drafting pay for a pair on this machine, and why not: speed-up and costs of passes",
-    ),
-    "audit": (
-        "specjax.cli.audit",
-        "audit a verifier of any library: what distribution does it emit?",
-    ),
+    "demo": "try specjax: compare settings on sample texts with a built-in pair",
+    "demo chat": "a real chat model answers alone and with drafts (extra: chat)",
+    "demo code": "your pair of models writes functions alone and with drafts; their tests run",
+    "infer": "decode a text, TSV or JSONL file with a pair of models (resumable)",
+    "serve": "serve a pair over HTTP with OpenAI's routes (extra: serve)",
+    "evaluate": "score predictions with confidence intervals; compare methods",
+    "compare": "compare rules, strengths and drafts on your texts; choose the best setting "
+    "(resumable)",
+    "train": "train, fine-tune or distil a model, such as a drafter for your verifier (resumable)",
+    "train drafter": "train a draft head for your verifier, such as EAGLE-3 or DFlash (resumable)",
+    "train head": "train a drafter's acceptance head, which decides when a draft ends (resumable)",
+    "train bigram": "count the successors of each token in texts, to draft without a model",
+    "inspect": "show what a model is, and whether two models are a pair and fit a device",
+    "convert": "convert a checkpoint between the formats of Hugging Face, T5X and specjax (Orbax)",
+    "bench": "does drafting pay for a pair on this machine, and why not: speed-up and costs of "
+    "passes",
+    "audit": "audit a verifier of any library: what distribution does it emit?",
 }
 # Commands that compile little.
 _WITHOUT_CACHE = ("convert", "inspect", "evaluate", "train bigram", "audit")
@@ -250,12 +207,12 @@ def _parse(name: str, rest: Sequence[str], args: argparse.Namespace) -> None:
     version = f"specjax {specjax_version() or '(not installed)'}, jax {jax.__version__}"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND ARGUMENT")
-    for command, (module_name, what) in COMMANDS.items():
+    for command, what in COMMANDS.items():
         sub = commands.add_parser(
             command, help=what, description=what, formatter_class=HelpFormatter
         )
         if name == command:
-            module = importlib.import_module(module_name)
+            module = importlib.import_module(f"specjax.cli.{name.replace(' ', '_')}")
             module.add_arguments(sub)
             names = {x.dest: x.option_strings[0] for x in sub._actions if x.option_strings}
             sub.set_defaults(run=module.run, names=names | getattr(module, "NAMES", {}))

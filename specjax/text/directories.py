@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -256,22 +256,7 @@ def load_pair(
             "or verifier alone for a single model"
         )
     check_flag("translate_drafter", translate_drafter)
-    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
-    whole = ("drafter",) if replicate_drafter else ()
-    models = _loaded(paths, tokenizer, whole, weights, options, translate_drafter=translate_drafter)
-    return Pair(**models)
-
-
-def _loaded(
-    paths: dict[str, PathLike],
-    tokenizer: PathLike | Tokenizer | None,
-    replicate: Collection[str],
-    weights: str | Mapping[str, str | None] | None,
-    options: dict[str, Any],
-    *,
-    translate_drafter: bool = False,
-) -> dict[str, TextModel]:
-    """The models by name; the vocabularies are compared before arrays are read."""
+    # Imported here to keep `import specjax` fast: importing Orbax takes long.
     from specjax.checkpoints import read_config
 
     for name in weights if isinstance(weights, Mapping) else ():
@@ -282,7 +267,7 @@ def _loaded(
     forms = {name: form_of(weights, name) for name in paths}
     paths = {name: real_path(path) for name, path in paths.items()}
     log_models(paths)
-    _check_mesh(options["mesh"])
+    _check_mesh(mesh)
     heads = {name: path for name, path in paths.items() if is_draft_head(path)}
     if "verifier" in heads:
         raise UserError(f"verifier={heads['verifier']} is a draft head: give the model it is for")
@@ -293,6 +278,7 @@ def _loaded(
             )
     paths = {name: path for name, path in paths.items() if name not in heads}
     words = {name: _tokenizer(path, tokenizer) for name, path in paths.items()}
+    # The vocabularies are compared before arrays are read.
     sizes = {
         name: Words.of(os.fspath(path), words[name], read_config(path).vocab_size)
         for name, path in paths.items()
@@ -302,15 +288,17 @@ def _loaded(
         for name, size in sizes.items():
             check_vocabularies(name, size, sizes["verifier"])
         _warn_of_special_ids(words)
+    options: Any = {"dtype": dtype, "mesh": mesh, "check_weights": check_weights, "head": head}
+    whole = ("drafter",) if replicate_drafter else ()
     models = {
-        name: _load(path, words[name], replicate=name in replicate, weights=forms[name], **options)
+        name: _load(path, words[name], replicate=name in whole, weights=forms[name], **options)
         for name, path in paths.items()
     }
     if translate_drafter and not same:
         models["drafter"] = translate(models["drafter"], models["verifier"], SAMPLE)
     for name, path in heads.items():
         models[name] = _load_head(path, models["verifier"], options)
-    return models
+    return Pair(**models)
 
 
 def _load_head(path: PathLike, verifier: TextModel, options: Mapping[str, Any]) -> TextModel:

@@ -188,7 +188,7 @@ def test_the_check_of_the_memory_counts_bytes(saved, monkeypatch):
     whole = NamedSharding(make_mesh(8, 1), PartitionSpec())
     floats = sum(8 * x.nbytes for x in jax.tree.leaves(params))
     monkeypatch.setattr("specjax.memory.host_bytes", lambda: floats - 1)
-    one_line(lambda: load_model(path, shardings=whole), "the parameters in float32: this needs")
-    loaded = load_model(path, shardings=whole, weights="int8")
+    one_line(lambda: load_model(path, sharding=whole), "the parameters in float32: this needs")
+    loaded = load_model(path, sharding=whole, weights="int8")
     for leaf in jax.tree.leaves(loaded.params):
         assert leaf.sharding.is_equivalent_to(whole, leaf.ndim)

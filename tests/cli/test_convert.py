@@ -86,7 +86,7 @@ def test_dtype(config, tmp_path):
         for format in ("hf", "orbax"):
             out = tmp_path / f"{format}-{dtype}"
             assert _convert(tmp_path / "source", out, "--to", format, "--dtype", dtype) == 0
-            loaded = load_model(out, param_dtype=dtype)
+            loaded = load_model(out, dtype=dtype)
             for name, value in flatten(params).items():
                 expected = np.asarray(value.astype(jnp.dtype(dtype)))
                 np.testing.assert_array_equal(np.asarray(flatten(loaded.params)[name]), expected)

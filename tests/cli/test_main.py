@@ -35,8 +35,8 @@ class Command:
 
 @pytest.fixture(autouse=True)
 def command(monkeypatch):
-    monkeypatch.setattr(main, "COMMANDS", {"drive": ("drive", "drives")})
-    monkeypatch.setitem(sys.modules, "drive", Command)
+    monkeypatch.setattr(main, "COMMANDS", {"drive": "drives"})
+    monkeypatch.setitem(sys.modules, "specjax.cli.drive", Command)
     monkeypatch.setattr(Command, "error", None)
 
 
@@ -53,7 +53,7 @@ def test_help_says_in_one_line_what_each_command_is_for(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         main.main(["--help"])
     lines = capsys.readouterr().out.splitlines()
-    for command, (_, what) in main.COMMANDS.items():
+    for command, what in main.COMMANDS.items():
         found = [line for line in lines if line.startswith(f"    {command}  ")]
         assert len(found) == 1 and found[0].endswith(f"  {what}")
 
@@ -139,8 +139,8 @@ class Command:
     def run(args):
         jax.jit(lambda x: x + 1)(1.0), jax.jit(lambda x: x + 2)(1.0)
         return 0
-main.COMMANDS = {"drive": ("drive", ""), "convert": ("drive", "")}
-sys.modules["drive"] = Command
+main.COMMANDS = {"drive": "", "convert": ""}
+sys.modules["specjax.cli.drive"] = sys.modules["specjax.cli.convert"] = Command
 assert main.main(["convert"]) == 0 and jax.config.jax_compilation_cache_dir is None
 assert main.main(["drive"]) == 0 and jax.config.jax_compilation_cache_dir is not None
 """

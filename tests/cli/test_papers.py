@@ -16,7 +16,7 @@ from specjax.data.few_shot import FewShot
 from specjax.data.seqio_tasks import TASK_PREFIX, TFDS_DATA
 from specjax.evaluation import METRICS
 from specjax.models import PRESETS, model_from_config, preset
-from specjax.text import directories, text_models
+from specjax.text import text_models
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 from tests.cli.infer_command import CONFIGS
@@ -57,11 +57,11 @@ def by_shape(monkeypatch):
     """Directories are named by sizes, and models have shapes in the place of arrays."""
     monkeypatch.setattr(loading, "read_config", lambda path: preset(path.rsplit("/", 1)[-1]))
 
-    def loaded(paths, *options, **others):
-        return {k: shaped(path.rsplit("/", 1)[-1]) for k, path in paths.items()}
+    def load_pair(*, verifier, drafter, **_):
+        small, large = (shaped(path.rsplit("/", 1)[-1]) for path in (drafter, verifier))
+        return text_models.Pair(small, large)
 
-    monkeypatch.setattr(directories, "check_model_paths", lambda paths: None)
-    monkeypatch.setattr(directories, "_loaded", loaded)
+    monkeypatch.setattr("specjax.text.load_pair", load_pair)
 
 
 def configure(*files, **values):
