@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter",
-        help="a draft head or a smaller model of the verifier (default: the built-in head of "
-        "SmolLM2; for another verifier drafts are copied from the text so far)",
+        help="a draft head or a smaller model of the verifier, which drafts where nothing can be "
+        "copied (default: the built-in head of SmolLM2; for another verifier only copies)",
     )
     parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
     parser.add_argument("--max-new-tokens", type=int, default=160, help="the longest answer")
