@@ -235,9 +235,9 @@ class GreedyOracle(Stopping):
     """Ends each draft just before the verifier would reject it; only for temperature 0.
 
     It discards no drafted token, and no policy needs fewer passes of the verifier: so it bounds the
-    gain of policies. It needs the verifier's greedy output in advance: its parameters are the
-    `agreeing_runs`, `[B, N + 1]` int32, of the decoded rows, in their order; slots must not be
-    refilled. Above temperature 0 it is not a bound: other tokens are drawn.
+    gain of policies. It needs the verifier's greedy output, N tokens, in advance: its parameters
+    are the `agreeing_runs`, `[B, N + 1]` int32, of the decoded rows, in their order; slots must not
+    be refilled. Above temperature 0 it is not a bound: other tokens are drawn.
 
     Source: SpecDec++ (arXiv 2405.19715), Lemma 2.1.
     """

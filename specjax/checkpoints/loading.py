@@ -150,6 +150,11 @@ def load_model(
     """
     if mesh is not None and sharding is not None:
         raise UserError("`mesh` and `sharding` exclude each other; give only one of them")
+    if not isinstance(sharding, jax.sharding.Sharding | None):
+        raise UserError(
+            f"`sharding` must be a jax.sharding.Sharding, got {sharding!r}: to spread the arrays "
+            "over devices, give `mesh`"
+        )
     check_form(weights)
     requested = None if dtype is None else float_dtype(dtype, "`dtype`")
     opened = _open(path, config, check_weights)

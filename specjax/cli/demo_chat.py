@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a draft head or a smaller model of the verifier, which drafts where nothing can be "
         "copied (default: the built-in head of SmolLM2; for another verifier only copies)",
     )
-    parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
+    parser.add_argument(
+        "--max-draft",
+        type=int,
+        default=3,
+        help="tokens drafted at a time; 7 if copied before a drafter",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=160, help="the longest answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--repeats", type=int, default=3, help="how often each answer is timed")
@@ -149,24 +154,29 @@ def summary(alone: Side, drafted: Side, temperature: float) -> list[str]:
             "likely but for rounding."
         )
     info = Result((*rows,)).info
-    shares = ", ".join(f"{share:.0%}" for share in info.acceptance_by_position)
+    # Only copies may be as long as a block.
+    shares = ", ".join(f"{x:.0%}" for x in info.acceptance_by_position if np.isfinite(x))
     lines.append(
-        f"Accepted by position: {shares}; {info.emitted / info.rounds:.2f} tokens a round."
+        f"Accepted by position: {shares or 'none'}; {info.emitted / info.rounds:.2f} tokens a round."
     )
-    lines.append(verdict(drafted.times, alone.times, len(info.acceptance_by_position)))
+    lines.append(verdict(drafted.times, alone.times, info.drafted / info.rounds))
     return lines
 
 
-def verdict(drafted: Times, alone: Times, max_draft: int) -> str:
-    """Whether drafting is faster, and why not; with the interval of these very texts."""
+def verdict(drafted: Times, alone: Times, length: float) -> str:
+    """Whether drafting is faster, and why not; with the interval of these very texts.
+
+    Args:
+      length: the mean of the drafts.
+    """
     both = drafted.by_turn, alone.by_turn
     tokens = yields(*both)
     why = (
         "Too few drafts are accepted: try a smaller --max-draft, or train a head for your texts."
-        if tokens < 1 + 0.25 * max_draft
+        if tokens < 1 + 0.25 * length
         else "Drafting and checking take too long: try a smaller --max-draft, or a GPU or TPU."
     )
-    name = f"drafts of {max_draft}"
+    name = f"drafts of {length:.1f} tokens on average"
     return conclusion(
         {name: speedup(*both)},
         most={name: tokens},

@@ -94,7 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF (default: drafts are copied from the text so far)",
     )
     add_weights(parser, "int8")
-    parser.add_argument("--max-draft", type=int, default=3, help="tokens drafted per round")
+    parser.add_argument(
+        "--max-draft",
+        type=int,
+        default=3,
+        help="tokens drafted at a time; 7 if copied before a drafter",
+    )
     parser.add_argument("--max-new-tokens", type=int, default=256, help="the longest answer")
     parser.add_argument("--repeats", type=int, default=1, help="how often each answer is timed")
 

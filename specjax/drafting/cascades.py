@@ -84,7 +84,7 @@ class SeveralDrafters(Drafter):
             """The drafters, in their order."""
 
     def _check_parts(self, names: Sequence[str]) -> None:
-        """Raises UserError unless all are drafters whose blocks and commits can be combined."""
+        """Raises UserError unless all are drafters whose commits can be combined."""
         where = type(self).__name__
         for name, drafter in zip(names, self.drafters, strict=True):
             check_drafter(name, drafter)

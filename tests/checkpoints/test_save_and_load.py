@@ -66,6 +66,7 @@ def test_loads_straight_into_a_sharding(name, format, tmp_path):
         lambda: load_model(tmp_path / "out", mesh=mesh, sharding=everywhere),
         "`mesh` and `sharding` exclude each other",
     )
+    one_line(lambda: load_model(tmp_path / "out", sharding={}), "`sharding` must be a jax")
 
 
 def test_shards_are_read_by_themselves(tmp_path, monkeypatch):
