@@ -155,10 +155,9 @@ def summary(alone: Side, drafted: Side, temperature: float) -> list[str]:
         )
     info = Result((*rows,)).info
     # Only copies may be as long as a block.
-    shares = ", ".join(f"{x:.0%}" for x in info.acceptance_by_position if np.isfinite(x))
-    lines.append(
-        f"Accepted by position: {shares or 'none'}; {info.emitted / info.rounds:.2f} tokens a round."
-    )
+    shares = [f"{x:.0%}" for x in info.acceptance_by_position if np.isfinite(x)] or ["none"]
+    tokens = f"{info.emitted / info.rounds:.2f} tokens a round"
+    lines.append(f"Accepted by position: {', '.join(shares)}; {tokens}.")
     lines.append(verdict(drafted.times, alone.times, info.drafted / info.rounds))
     return lines
 
