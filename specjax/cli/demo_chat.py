@@ -166,7 +166,7 @@ def verdict(drafted: Times, alone: Times, length: float) -> str:
     """Whether drafting is faster, and why not; with the interval of these very texts.
 
     Args:
-      length: the mean of the drafts.
+      length: the mean of the drafts, in tokens.
     """
     both = drafted.by_turn, alone.by_turn
     tokens = yields(*both)

@@ -58,6 +58,8 @@ def test_loads_straight_into_a_sharding(name, format, tmp_path):
     expected = flatten(Partitioner(mesh).param_shardings(loaded.model, loaded.params))
     for path, leaf in flatten(loaded.params).items():
         assert leaf.sharding == expected[path], path
+    table = loaded.params["token_embedder"]["embedding"]
+    assert table.addressable_shards[0].data.size == table.size // 4
     everywhere = NamedSharding(mesh, PartitionSpec())
     again = load_model(tmp_path / "out", sharding=everywhere)
     assert all(x.sharding == everywhere for x in jax.tree.leaves(again.params))
