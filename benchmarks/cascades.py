@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,10 @@ import specjax
 from benchmarks import command
 from benchmarks.spare_maps import spare_maps
 from specjax import Decoder, TextModel
+from specjax.cli import bench
 from specjax.cli.report import Report
 from specjax.evaluation import Bootstrap
 from specjax.evaluation.bootstrap import Interval, Sums, ratio
-from specjax.study.measure import take_turns, time_call
 from specjax.text import load_text_model
 from specjax.text.engine import BUCKETS
 from specjax.text.setting import VERIFIER_ALONE, Setting
@@ -164,26 +165,14 @@ class _Bench:
     def _measure(
         self, wanted: Sequence[Setting], prompts: Sequence[np.ndarray]
     ) -> dict[Setting, Decoded]:
-        sides = {}
+        chunks, decoders = [[tokens] for tokens in prompts], {}
         for one in wanted:
             print(f"preparing: {one.described()} ...", flush=True)
-            decoder = self.decoder(one)
-
-            def decode(i: int, decoder: Decoder = decoder) -> tuple[float, Any]:
-                given: list[Any] = [prompts[i]]
-                return time_call(
-                    lambda: decoder(given, seed=self.args.seed, ids=[i], progress=False)
-                )
-
-            for i in range(len(prompts)):
-                decode(i)  # compiles
-            sides[one] = decode
-        least: dict[Setting, np.ndarray] = {one: np.full(len(prompts), np.inf) for one in wanted}
-        results: dict[Setting, dict[int, Any]] = {one: {} for one in wanted}
-        for one, _, i, (spent, result) in take_turns(sides, range(len(prompts)), self.args.repeats):
-            least[one][i] = min(least[one][i], spent)
-            results[one][i] = result
-        return {one: _collect(least[one], results[one]) for one in wanted}
+            decoders[one] = functools.partial(self.decoder(one), seed=self.args.seed)
+            for chunk in chunks:
+                decoders[one](chunk, progress=False)  # compiles
+        sides = bench.measure(decoders, chunks, self.args.repeats)
+        return {one: _collect(side) for one, side in sides.items()}
 
     def _improvement(self, one: Setting, found: Mapping[Setting, Decoded]) -> Sums:
         """The improvement by sizes under the names that a decoder of this setting uses."""
@@ -216,16 +205,16 @@ class _Bench:
         return row | {name: x - 1.0 for name, x in zip(names, gain[:3], strict=True)}
 
 
-def _collect(seconds: np.ndarray, results: Mapping[int, Any]) -> Decoded:
-    infos = [results[i].info.per_row for i in range(len(seconds))]
+def _collect(side: bench.Side) -> Decoded:
+    infos = [result.info.per_row for result in side.results]
     return Decoded(
-        seconds=seconds,
-        tokens=np.asarray([int(info.emitted.sum()) for info in infos]),
+        seconds=side.times.seconds[0].min(axis=0),
+        tokens=side.times.tokens[0],
         calls={
             name: np.asarray([int(info.calls[name].sum()) for info in infos])
             for name in infos[0].calls
         },
-        outputs=[tuple(map(int, results[i].tokens[0])) for i in range(len(seconds))],
+        outputs=[tuple(map(int, result.tokens[0])) for result in side.results],
     )
 
 

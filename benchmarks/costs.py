@@ -4,21 +4,16 @@ import argparse
 import dataclasses
 import statistics
 import sys
-from pathlib import Path
 from typing import Any
-
-import jax
 
 from benchmarks import command
 from benchmarks.loops import REMEDY, Loops
-from specjax.cli.bench import check_output
 from specjax.cli.report import Report
 from specjax.decoding.blocks import powers_of_two
 from specjax.errors import UserError
 from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.study.measure import take_turns
-from specjax.text.passes import WIDE, Fit, Run, as_costs, costs_file, fit
-from specjax.writing import write_atomically
+from specjax.text.passes import WIDE, Fit, Run, fit
 
 # A lower R² gets a warning.
 _ENOUGH = 0.95
@@ -40,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[2, 5],
         help="draft lengths to leave out of the fit and to predict",
     )
-    parser.add_argument("--output", help="writes the costs into this JSON file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +84,7 @@ def run(args: argparse.Namespace) -> Report:
         predictions += predicted
         table.append(figures(rows, fits[-1], known, predicted))
     shown = ["rows", "temperature", "max_draft", "tokens_per_s", "predicted", "error"]
-    report = Report(
+    return Report(
         table,
         list(table[0])[:-1],  # predictions have a table of their own
         notes=[
@@ -101,15 +95,6 @@ def run(args: argparse.Namespace) -> Report:
             *_doubts(fits, args.rows),
         ],
     )
-    if args.output is not None:
-        try:
-            costs = as_costs(fits, args.rows, powers_of_two(args.max_draft + 1), pair.fingerprint)
-        except ValueError:
-            print(report.table())  # minutes of measurement
-            raise
-        more = _about(args, loops, fits)
-        write_atomically(Path(args.output), costs_file(costs, **more))
-    return report
 
 
 def _doubts(fits: list[Fit], rows: list[int]) -> list[str]:
@@ -217,29 +202,6 @@ def _check(args: argparse.Namespace) -> None:
                 f"--held-out {' '.join(map(str, args.held_out))} leaves no draft whose verifier's "
                 f"pass reads {width} tokens: hold out fewer of {below} .. {width - 1}"
             )
-    if args.output is not None:
-        check_output("--output", Path(args.output))
-
-
-def _about(args: argparse.Namespace, loops: Loops, fits: list[Fit]) -> dict[str, Any]:
-    """The other values in a file of costs."""
-    models = {"verifier": loops.pair.verifier, "drafter": loops.pair.drafter}
-    kinds = {
-        name: sorted({str(leaf.dtype) for leaf in jax.tree.leaves(model.prepared)})
-        for name, model in models.items()
-    }
-    return {
-        "models": {
-            "drafter": loops.pair.drafter.name,
-            "verifier": loops.pair.verifier.name + (", grown to T5 base" if args.grown else ""),
-            "dtypes": kinds,
-        },
-        "fit": {
-            "r_squared": [found.r_squared for found in fits],
-            "call": [found.call for found in fits],
-        },
-        "sizes": {"max_new": args.max_new, "prompt_length": loops.inputs.shape[1]},
-    }
 
 
 main = command.program(__file__, HELP, add_arguments, run)

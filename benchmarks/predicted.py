@@ -30,6 +30,7 @@ from specjax.models import (
 from specjax.models.config import Routing
 from specjax.models.quantised import quantised_form
 from specjax.models.weights import is_stack
+from specjax.theory import expected_tokens
 
 HELP = "predicted tokens per second of large pairs, from bytes, operations and collectives"
 
@@ -228,11 +229,6 @@ def pass_seconds(
     )
 
 
-def tokens_per_round(acceptance: float, draft: int) -> float:
-    """E[tokens] of a round whose tokens are accepted independently (arXiv 2211.17192, eq. 1)."""
-    return sum(acceptance**i for i in range(draft + 1))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pairs, the chips and the command."""
     parser.add_argument("--verifiers", nargs="+", default=list(PAIRS), choices=list(PRESETS))
@@ -316,7 +312,7 @@ def _row(
         for name in ("memory", "compute", "collectives")
     }
     whole = block.total + args.draft * draft.total
-    emitted = tokens_per_round(args.acceptance, args.draft)
+    emitted = expected_tokens(args.acceptance, args.draft)
     return {
         "verifier": verifier,
         "drafter": drafter,

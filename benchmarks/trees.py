@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from benchmarks.predicted import CHIPS, Network, pass_seconds
 from benchmarks.spare_maps import spare_maps
 from benchmarks.tree_walks import TreeEstimate, expect_trees, tree_of, tree_rates
 from specjax.checks import check_count, one_number
+from specjax.cli import bench
 from specjax.cli.report import Report
 from specjax.data.examples import read_examples
 from specjax.decoding.blocks import powers_of_two
@@ -22,10 +23,9 @@ from specjax.drafting import Costs
 from specjax.models import preset
 from specjax.sampling.draws import TINY
 from specjax.study.expect import VERIFIER, expect, is_chain, sampling_key
-from specjax.study.measure import take_turns, time_call
-from specjax.text import Decoder, TextModel
+from specjax.text import Decoder, Pair, TextModel
 from specjax.text.directories import built_in_pair
-from specjax.text.passes import PassTimes, measure_times
+from specjax.text.passes import measure_costs
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.text.teacher_forcing import KnownTexts, decode_texts
 from specjax.theory import BestTree, best_tree
@@ -130,22 +130,30 @@ class _Texts:
         return [found[setting] for setting in settings]
 
 
+class _Times(NamedTuple):
+    """The costs of a pair, and those of wider passes of its drafter."""
+
+    pair: Costs
+    drafter: Costs
+
+
 class _Clock:
     """The times of rounds by those of passes, which the rows of a batch share."""
 
-    def __init__(self, times: PassTimes):
-        self.rows, self.step = times.rows, times.step
-        self.draft = times.tables[VERIFIER, _DRAFTER].draft[0]
-        self._tables = times.tables
+    def __init__(self, times: _Times):
+        self._times = times
+        self.rows, self.step = times.pair.rows[0], times.pair.alone[0]
+        self.draft = times.pair.draft[0]
 
     def review(self, tokens: int) -> float:
         """A verifier's pass over a block and one more token."""
-        return self._tables[VERIFIER, _DRAFTER].at_widths((tokens,)).verifier[0][0]
+        return self._times.pair.at_widths((tokens,)).verifier[0][0]
 
     def level(self, nodes: int) -> float:
         """A drafter's pass over some nodes."""
-        table = self._tables[_DRAFTER, None]
-        one, several = (table.at_widths((count,)).verifier[0][0] for count in (1, nodes))
+        one, several = (
+            self._times.drafter.at_widths((count,)).verifier[0][0] for count in (1, nodes)
+        )
         return self.draft + max(several - one, 0.0)
 
     def round(self, estimate: TreeEstimate) -> float:
@@ -263,7 +271,7 @@ def _equal(given: _Texts, rates: Mapping[str, np.ndarray]) -> list[dict[str, Any
 
 
 def _fastest(
-    given: _Texts, rates: Mapping[str, np.ndarray], machine: str, times: PassTimes
+    given: _Texts, rates: Mapping[str, np.ndarray], machine: str, times: _Times
 ) -> list[dict[str, Any]]:
     clock, most = _Clock(times), max(given.args.drafted)
     chains = [given.chain(length) for length in range(1, most + 1)]
@@ -312,7 +320,7 @@ def _lines(
     return rows
 
 
-def _machines(given: _Texts) -> list[tuple[str, PassTimes]]:
+def _machines(given: _Texts) -> list[tuple[str, _Times]]:
     """The times of passes, by the machine's name: estimated, and with --decode measured here."""
     args = given.args
     found = [
@@ -326,7 +334,7 @@ def _machines(given: _Texts) -> list[tuple[str, PassTimes]]:
     return found
 
 
-def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassTimes:
+def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> _Times:
     """The least times of passes of VERIFIER+DRAFTER, on as few chips as hold the verifier."""
     networks = [Network.of(preset(name)) for name in like.split("+")]
     widths = tuple(range(1, max(args.drafted) + 2))
@@ -339,11 +347,10 @@ def roofline(like: str, chip: str, rows: int, args: argparse.Namespace) -> PassT
         return pass_seconds(network, CHIPS[chip], tokens=tokens, ways=ways, **sizes).total
 
     large, small = (tuple(seconds(x, width) for width in widths) for x in networks)
-    tables = {
-        (VERIFIER, _DRAFTER): Costs((rows,), widths, (small[0],), (large,)),
-        (_DRAFTER, None): Costs((rows,), widths, (0.0,), (small,)),
-    }
-    return PassTimes(rows, large[0], 0.0, tables)
+    return _Times(
+        Costs((rows,), widths, (small[0],), (large,), alone=large[:1]),
+        Costs((rows,), widths, (0.0,), (small,)),
+    )
 
 
 def _timed_models(given: _Texts) -> dict[str, TextModel]:
@@ -353,46 +360,43 @@ def _timed_models(given: _Texts) -> dict[str, TextModel]:
     return models
 
 
-def _measure(given: _Texts) -> PassTimes:
+def _measure(given: _Texts) -> _Times:
     """The times of passes here, without prompts."""
     widths = powers_of_two(max(given.args.drafted) + 1)
-    tables = [(VERIFIER, _DRAFTER), (_DRAFTER, None)]
     length = max(map(len, given.texts.prompts))
-    sizes: Any = {"rows": 1, "prompt_length": length}
-    return measure_times(_timed_models(given), tables, widths, call=lambda: None, **sizes)
+    models = _timed_models(given)
+    # The drafter reviews its own drafts.
+    pairs = Pair(**models), Pair(models[_DRAFTER], models[_DRAFTER])
+    costs = (
+        measure_costs(pair, (1,), widths, prompt_length=length, with_alone=True) for pair in pairs
+    )
+    return _Times(*costs)
 
 
 def _decode(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:
     """Decodes each prompt with each setting, in turns with the verifier alone."""
     alone = Setting(method=VERIFIER_ALONE, temperature=given.temperature)
-    models, sides, spent = _timed_models(given), {}, {}
-    counts: dict[Setting, dict[int, tuple[int, int]]] = {}
+    models, decoders = _timed_models(given), {}
+    chunks = [[tokens] for tokens in given.texts.prompts]
     for setting in (alone, *settings):
         print(f"decoding: {setting.described()} ...", flush=True)
-        decoder = Decoder(models, setting, batch_size=1, **given.options)
-
-        def decode(i: int, decoder: Any = decoder) -> tuple[float, Any]:
-            text: list[Any] = [given.texts.prompts[i]]
-            return time_call(lambda: decoder(text, ids=[i], progress=False))
-
-        for i in range(len(given.prompts)):
-            decode(i)  # compiles
-        sides[setting], counts[setting] = decode, {}
-        spent[setting] = np.full(len(given.prompts), np.inf)
-    turns = take_turns(sides, range(len(given.prompts)), given.args.repeats)
-    for setting, _, i, (seconds, result) in turns:
-        spent[setting][i] = min(spent[setting][i], seconds)
-        info = result.info.per_row
-        counts[setting][i] = int(info.emitted.sum()), int(info.verifier_calls.sum())
-
-    def figures(setting: Setting) -> tuple[float, float]:
-        emitted, calls = np.asarray(list(counts[setting].values())).sum(axis=0)
-        return emitted / calls, emitted / spent[setting].sum()
-
-    base = figures(alone)[1]
+        decoders[setting] = Decoder(models, setting, batch_size=1, **given.options)
+        for chunk in chunks:
+            decoders[setting](chunk, progress=False)  # compiles
+    times = {
+        setting: side.times
+        for setting, side in bench.measure(decoders, chunks, given.args.repeats).items()
+    }
+    speeds = {
+        setting: one.tokens.sum() / one.seconds[0].min(axis=0).sum()
+        for setting, one in times.items()
+    }
     return [
-        {"measured_tokens": tokens, "measured_speedup": speed / base}
-        for tokens, speed in map(figures, settings)
+        {
+            "measured_tokens": times[setting].per_pass,
+            "measured_speedup": speeds[setting] / speeds[alone],
+        }
+        for setting in settings
     ]
 
 

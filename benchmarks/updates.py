@@ -13,7 +13,6 @@ from benchmarks import command
 from specjax.checks import require
 from specjax.cli.report import Report
 from specjax.errors import UserError
-from specjax.study.measure import take_turns, time_call
 
 HELP = "time updates of tunix's weights in a rollout, in turns with copies (pip install '.[tunix]')"
 
@@ -70,12 +69,7 @@ def run(args: argparse.Namespace) -> Report:
         jax.block_until_ready(anew(state))
 
     calls = {"update": update, "copy": copy_into, "copy into new memory": copy_anew}
-    sides = {name: lambda _, call=call: time_call(call)[0] for name, call in calls.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for name, repeat, _, spent in take_turns(sides, [0], args.repeats + 1):
-        if repeat:  # the first compiles
-            seconds[name].append(spent)
-    usual = {name: float(np.median(each)) for name, each in seconds.items()}
+    usual = command.time_interleaved(calls, repeats=args.repeats)
     millions = sum(x.size for x in jax.tree.leaves(state)) / 1e6
     rows = [
         {"what": name, "millions": millions, "ms": 1e3 * one, "over_copy": one / usual["copy"]}

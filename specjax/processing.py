@@ -110,7 +110,7 @@ def logs_along(
 def initial_processing(
     prompts: PromptBatch, vocab_size: int, room: int, params: Any
 ) -> Processing | None:
-    """The processors after the prompts and the forced beginnings of their outputs.
+    """The processors after the prompts.
 
     `params` are the arrays that rows share, for each processor; for `room` see `Processor.init`.
     """
@@ -120,21 +120,17 @@ def initial_processing(
     rows = prompts.ids.shape
     processors = jax.tree.map(lambda x: jnp.broadcast_to(x, rows), processors)
     sampling = dataclasses.replace(prompts.sampling, processors=processors)
-    forced = 0 if prompts.prefix is None else prompts.prefix.shape[1]
+    assert prompts.prefix is None, "processors read an output from its first token"
     prompts = prompts._replace(
         inputs=jnp.asarray(prompts.inputs, jnp.int32),
         input_lengths=jnp.asarray(prompts.input_lengths, jnp.int32),
         limits=jnp.asarray(prompts.limits, jnp.int32),
     )
     states = tuple(
-        processor.init(shared, prompts, vocab_size, room + forced)
+        processor.init(shared, prompts, vocab_size, room)
         for processor, shared in zip(processors, params, strict=True)
     )
     sampling = _with(sampling, Processing(params, states))
-    if prompts.prefix is not None:
-        lengths = prompts.prefix_lengths
-        counts = jnp.full(rows, forced) if lengths is None else jnp.asarray(lengths)
-        sampling = advance(sampling, jnp.asarray(prompts.prefix, jnp.int32), counts)
     return with_params(sampling, None).processing
 
 

@@ -20,6 +20,7 @@ from specjax.checks import one_number
 from specjax.cli.report import Report
 from specjax.data.examples import guess_format, read_examples
 from specjax.decoding.blocks import powers_of_two
+from specjax.drafting import Costs
 from specjax.environment import products
 from specjax.errors import UserError, tell
 from specjax.models.quantised import FORMS
@@ -37,7 +38,7 @@ from specjax.study.speedups import (
 from specjax.text import Decoder, Pair, Result, load_pair
 from specjax.text.draft_length import RoundCost
 from specjax.text.engine import BUCKETS
-from specjax.text.passes import PassTimes, costs_file, measure_costs, measure_times
+from specjax.text.passes import costs_file, measure_costs
 from specjax.text.requests import encode
 from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting, choose_length
@@ -57,6 +58,8 @@ _NOTES = (
 NAMES = {"max_draft": "--drafts", "max_new_tokens": "--max-new", "batch_size": "--rows"}
 # How long passes are measured for a file of costs, for each batch size.
 _SECONDS = 5.0
+# Calls of one token that are timed; the least counts.
+_CALLS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,20 +152,20 @@ def run(args: argparse.Namespace) -> int:
     for batch in args.rows:
         chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
         decoders = _decoders(pair, tokens, args, batch, args.temperatures[0])
-        times: dict[int, PassTimes] = {}
+        times: dict[int, Costs] = {}
+        one = functools.partial(decoders[0], list(chunks[0]), max_new_tokens=1, progress=False)
+        call = min(time_call(one)[0] for _ in range(_CALLS))
         for length in args.drafts:
             print(f"B={batch} G={length}: measuring passes ...", flush=True)
-            times[length] = measure_times(
-                pair.named,
-                [("verifier", "drafter")],
+            times[length] = measure_costs(
+                pair,
+                (batch,),
                 (length + 1,),
-                rows=batch,
                 prompt_length=decoders[0].buckets[0],
-                call=functools.partial(
-                    decoders[0], list(chunks[0]), max_new_tokens=1, progress=False
-                ),
+                with_alone=True,
+                of_block=True,
             )
-            passes[batch, length] = _of_passes(times[length], length)
+            passes[batch, length] = _of_passes(times[length], call)
             method: Any = decoders[length].method
             cost = round_cost(times[length], method.drafter, math.nan)
             told = f"c = {cost.c:.2f} (a draft's pass over the verifier's), r = {cost.r:.2f}"
@@ -371,13 +374,13 @@ def _verdict(sides: dict[int, Side], costs: dict[int, RoundCost], where: str) ->
     )
 
 
-def _of_passes(times: PassTimes, max_draft: int) -> dict[str, float]:
-    table = times.tables["verifier", "drafter"]
+def _of_passes(costs: Costs, call: float) -> dict[str, float]:
+    """`call`: the seconds of a call of the verifier alone that emits one token."""
     return {
-        "rows": times.rows,
-        "max_draft": max_draft,
-        "draft_ms": 1e3 * table.draft[0],
-        "verifier_ms": 1e3 * times.step,
-        "check_ms": 1e3 * table.verifier[0][-1],
-        "call_ms": 1e3 * times.call,
+        "rows": costs.rows[0],
+        "max_draft": costs.widths[-1] - 1,
+        "draft_ms": 1e3 * costs.draft[0],
+        "verifier_ms": 1e3 * costs.alone[0],
+        "check_ms": 1e3 * costs.verifier[0][-1],
+        "call_ms": 1e3 * max(call - costs.alone[0], 0.0),
     }

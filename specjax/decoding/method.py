@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
-from specjax.checks import check_count, check_part, check_static
+from specjax.checks import check_part, check_static
 from specjax.compilation import jit, jit_at, placement, step_options
 from specjax.decoding.history import put_at
 from specjax.errors import UserError
@@ -45,8 +45,6 @@ from specjax.types import (
 
 # More steps than a loop ever takes.
 _FOREVER = 2**31 - 1
-# The largest seed and id.
-_WORD = 2**32 - 1
 
 
 class MethodParams(NamedTuple):
@@ -253,25 +251,13 @@ class Method(abc.ABC):
         Returns:
           A state for `run`.
         """
-        check_prompts(self, prompts, copies, max_new)
         self.check_params(params, np.shape(prompts.inputs)[0] * copies)
         processors = prompts.sampling.processors or ()
         arrays = getattr(params, "processors", ())
         assert len(arrays) == len(processors), "params.processors must have one for each processor"
         forced = 0 if prompts.prefix is None else np.shape(prompts.prefix)[1]
-        lengths = (prompts.input_lengths, prompts.prefix_lengths)
-        positions = self.prompt_positions(
-            *(np.asarray(forced if length is None else length) for length in lengths)
-        )
-        longest = int(np.max(positions, initial=0))
-        needed = longest + max_new + self.max_draft + 1
         if max_length is None:
             max_length = self.cache_length(np.shape(prompts.inputs)[1], forced, max_new)
-        if max_length < needed:
-            raise UserError(
-                f"max_length must be at least {needed}, got {max_length}: the longest prompt takes "
-                f"{longest} positions, the output {max_new} and a block {self.max_draft + 1}"
-            )
         prompts = prompts._replace(
             seeds=np.asarray(prompts.seeds).astype(np.uint32),
             ids=np.asarray(prompts.ids).astype(np.uint32),
@@ -838,54 +824,10 @@ def _row(rows: int, caches: Any, row: Array) -> Any:
 _take = jit_at(_row, static_argnums=0)
 
 
-def check_prompts(method: Any, prompts: PromptBatch, copies: int, max_new: int) -> None:
-    """Raises UserError, naming the argument, for a wrong shape, dtype or value."""
-    if np.ndim(prompts.inputs) != 2:
-        raise UserError(f"inputs must be [B, P], got shape {np.shape(prompts.inputs)}")
-    if prompts.prefix is None and prompts.prefix_lengths is not None:
-        raise UserError("prefix_lengths was given without prefix: give both or neither")
-    check_count("copies", copies, "give the number of rows of each prompt")
-    rows, width = np.shape(prompts.inputs)
-    prefix = () if prompts.prefix is None else np.shape(prompts.prefix)
-    forced, last = prefix[-1] if prefix else 0, method.vocab_size - 1
-    spans = {
-        "inputs": ("[B, P]", (rows, width), 0, last),
-        "input_lengths": ("[B]", (rows,), 1, width),
-        "limits": ("[B]", (rows,), 0, max_new),
-        "draft_limits": ("[B]", (rows,), method.min_draft, method.max_draft),
-        "seeds": ("scalar or [B]", (rows,), 0, _WORD),
-        "ids": ("[B]", (rows,), 0, _WORD),
-        "prefix": ("[B, F]", (rows, forced), 0, last),
-        "prefix_lengths": ("[B]", (rows,), 0, forced),
-        "predictions": ("[B, K, E]", (rows, *np.shape(prompts.predictions)[-2:]), -1, last),
-    }
-    for name, (axes, shape, low, high) in spans.items():
-        if (value := getattr(prompts, name)) is not None:
-            _check_shape(name, value, axes, shape)
-            _check_span(name, value, low, high)
-    last = (_WORD + 1) // copies - 1
-    if copies > 1 and np.max(prompts.ids, initial=0) > last:
-        raise UserError(
-            f"ids must be at most {last} for {copies} copies, got {np.max(prompts.ids)}"
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(prompts.sampling):
-        _check_shape(f"sampling{jax.tree_util.keystr(path)}", leaf, "scalar or [B]", (rows,))
-
-
 def _check_shape(name: str, value: Any, axes: str, shape: tuple[int, ...]) -> None:
     scalar = axes.startswith("scalar") and np.shape(value) == ()
     if np.shape(value) != shape and not scalar:
         raise UserError(f"{name} must be {axes} = {shape}, got shape {np.shape(value)}")
-
-
-def _check_span(name: str, value: Any, low: int, high: int) -> None:
-    array = np.asarray(value)
-    if array.size and array.dtype.kind not in "iuO":  # O: whole numbers of more than 64 bits
-        raise UserError(f"{name} must be of an integer dtype, got {array.dtype}")
-    bad = (array < low) | (array > high)
-    if bad.any():
-        where = f" in row {np.argwhere(bad)[0][0]}" if array.ndim else ""
-        raise UserError(f"{name} must lie in [{low}, {high}], got {array[bad][0]}{where}")
 
 
 def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:

@@ -651,7 +651,7 @@ def check_fit(drafter: Drafter, verification: Verification, *, nested: bool = Fa
             "with `walk`"
         )
     if verification.has_carry and not traits.fixed_length:
-        # Carry-overs would need the stopping state of each earlier block; see `still_drafting`.
+        # Carry-overs would need the stopping state of each earlier block.
         raise UserError(
             f"{judge} needs drafts of a fixed length, but {drafts} has "
             f"fixed_length=False: use Block or Token verification, or a drafter whose blocks all "

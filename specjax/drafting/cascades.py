@@ -264,7 +264,6 @@ class HorizontalCascade(SeveralDrafters):
         exact = all(n == d.max_draft for n, d in zip(self._counts, self.drafters, strict=True))
         return DraftTraits(
             prefix_only=len(each) == 1 and each[0].prefix_only,
-            random_stops=any(traits.random_stops for traits in each),
             fixed_length=exact and all(traits.fixed_length for traits in each),
             # Several drafters lag by what the rows have accepted, and catch up in common passes.
             independent_rows=len(each) == 1 and exact and each[0].independent_rows,
@@ -441,7 +440,6 @@ class VerticalCascade(Drafter):
         fixed = self._enough == self.max_draft
         return DraftTraits(
             prefix_only=self.drafter.traits.prefix_only,
-            random_stops=not fixed,
             fixed_length=fixed,
             independent_rows=False,
             catches_up=True,

@@ -266,7 +266,6 @@ class Chain(ModelDrafter):
         fixed = stopping.is_fixed and not self.eos_ids
         return DraftTraits(
             prefix_only=not stopping.reads_past,
-            random_stops=stopping.is_random,
             fixed_length=fixed,
             independent_rows=fixed,
             catches_up=self.catches_up,

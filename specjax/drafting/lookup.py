@@ -219,10 +219,8 @@ class Lookup(Drafter):
         lengths = begins = prompts.input_lengths.astype(jnp.int32)
         if (prefix := prompts.prefix) is not None:
             context = put_at(context, prefix.astype(jnp.int32), lengths)
-            forced: Any = prompts.prefix_lengths
-            if forced is None:
-                forced = prefix.shape[1]
-            lengths = lengths + jnp.asarray(forced, jnp.int32)
+            assert prompts.prefix_lengths is not None
+            lengths = lengths + prompts.prefix_lengths.astype(jnp.int32)
         only_outputs = isinstance(params, NGrams) and params.start >= 0
         begins = jnp.where(only_outputs, begins, 0)
         if prompts.predictions is not None:

@@ -648,7 +648,6 @@ class Branches(SeveralDrafters):
         each = [drafter.traits for drafter in self.drafters]
         return DraftTraits(
             prefix_only=False,
-            random_stops=any(traits.random_stops for traits in each),
             # A drafter reads the accepted tokens of others in its next pass.
             catches_up=True,
             drafts_trees=True,

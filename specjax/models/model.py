@@ -339,8 +339,7 @@ def _prefix_or_empty(
     rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
     if prefix is None:
         return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
-    if prefix_lengths is None:
-        prefix_lengths = jnp.full(rows, prefix.shape[1], jnp.int32)
+    assert prefix_lengths is not None, "a prefix needs prefix_lengths"
     return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)
 
 
@@ -368,18 +367,14 @@ class CausalLM(Model):
         """Reads all tokens of each prompt except its last.
 
         If all tokens of a prompt see each other (`Style.bidirectional_inputs`), the last is read
-        too; the first extend overwrites its entries. A prefix follows the prompt.
+        too; the first extend overwrites its entries.
         """
+        assert prompts.prefix is None, "without an encoder, a prefix is the end of the prompt"
         check_length(self.config.style.most_positions, max_length)
         inputs, input_lengths = prompts.inputs, prompts.input_lengths
         rows = inputs.shape[0]
         lengths = input_lengths.astype(jnp.int32)
-        prefix, prefix_lengths = _prefix_or_empty(prompts)
-        # The prefix of each row follows its last input token and overwrites the padding.
-        tokens = jnp.pad(_repeat_first(inputs, lengths), ((0, 0), (0, prefix.shape[1])))
-        slots = lengths[:, None] + jnp.arange(prefix.shape[1], dtype=jnp.int32)[None]
-        tokens = tokens.at[jnp.arange(rows, dtype=jnp.int32)[:, None], slots].set(prefix)
-        positions = lengths + prefix_lengths - 1
+        tokens, positions = _repeat_first(inputs, lengths), lengths - 1
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         cache = self._empty_cache(rows, max_length)
         continues, whole = self.continues_beginnings, self.config.style.bidirectional_inputs

@@ -51,11 +51,6 @@ class Constraint(Processor):
     def init(
         self, params: TokenAutomaton, prompts: PromptBatch, vocab_size: int, room: int
     ) -> _Progress:
-        if prompts.prefix is not None:
-            raise UserError(
-                "prefix must be None, because a constraint describes the output from its first "
-                "token: remove the prefix or the constraint"
-            )
         return _Progress(jnp.broadcast_to(self.start, prompts.limits.shape), prompts.limits)
 
     def process(self, params: TokenAutomaton, state: _Progress, logits: Array) -> Array:

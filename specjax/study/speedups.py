@@ -9,13 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from specjax.drafting import Chain
+from specjax.drafting import Chain, Costs
 from specjax.evaluation import Bootstrap
 from specjax.evaluation.bootstrap import Interval
 from specjax.runs.evaluation import shown
 from specjax.study.measure import Scores, Times, over
 from specjax.text.draft_length import RoundCost
-from specjax.text.passes import PassTimes
 from specjax.text.setting import Setting
 
 _Name = TypeVar("_Name")
@@ -25,11 +24,10 @@ _STEADY = 1.15
 _CLOSE = 1.05
 
 
-def round_cost(times: PassTimes, drafter: Chain, tokens: float) -> RoundCost:
-    """Returns what a round of a pair costs, by times of passes of the one width G + 1."""
-    table, passes = times.tables["verifier", "drafter"], drafter.draft_passes
-    c, r = table.draft[0] / times.step, table.verifier[0][-1] / times.step
-    return RoundCost(drafter.max_draft, passes, c, r, tokens)
+def round_cost(costs: Costs, drafter: Chain, tokens: float) -> RoundCost:
+    """Returns what a round of a pair costs, by times of the verifier alone and of G + 1 tokens."""
+    c, r = (x / costs.alone[0] for x in (costs.draft[0], costs.verifier[0][-1]))
+    return RoundCost(drafter.max_draft, drafter.draft_passes, c, r, tokens)
 
 
 def speedup(times: Times, alone: Times, level: float = 0.95) -> Interval:

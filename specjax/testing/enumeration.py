@@ -112,7 +112,8 @@ def emitted_law(
       num_tokens: N.
       max_draft: G.
       stop: the draft's stopping policy. It may read the context of the round and the tokens
-        drafted so far; a probability strictly between 0 and 1 is a randomised stop.
+        drafted so far; a probability strictly between 0 and 1 is a randomised stop. A verification
+        with a carry needs `fixed_length`.
       drawn_from: `[P, V]`, the distributions that drafts are drawn from, if not `draft` (a negative
         control).
       bonus: `[P, V]`, the distributions of the bonus token, if not `target` (a negative control).
@@ -121,6 +122,7 @@ def emitted_law(
       kept: (context, drafted tokens) -> the number of tokens that verification gets; all by default
         (fewer, depending on the drafted tokens, is a negative control).
     """
+    assert stop is fixed_length or not verification.has_carry
     vocab = draft.shape[1]
     needed = _offset(vocab, num_tokens + max_draft)
     assert min(len(draft), len(target)) >= needed, f"tables need {needed} prefixes"
@@ -138,7 +140,7 @@ def emitted_law(
         for start_row in range(0, len(cases), _CHUNK):
             part = cases[start_row : start_row + _CHUNK]
             accepted, following, carries = outcome(
-                *_stack(part, now, draft, target, bonus, drafts, max_draft, stop)
+                *_stack(part, now, draft, target, bonus, drafts, max_draft)
             )
             for i, (state, row, drawn) in enumerate(part):
                 weight = now[state][0] * weights[start_row + i]
@@ -182,10 +184,8 @@ def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
 _OUTCOMES: dict[Any, Callable] = {}
 
 
-def _outcome(
-    verification, accepted_probs, tokens, draft, target, bonus, length, carry, still_drafting
-):
-    block = ScoredBlock(tokens, draft, target, length, still_drafting=still_drafting)
+def _outcome(verification, accepted_probs, tokens, draft, target, bonus, length, carry):
+    block = ScoredBlock(tokens, draft, target, length)
     acceptance = verification.acceptance(block, carry)
     counts = jnp.arange(tokens.size + 1)
     following = jax.vmap(lambda n: next_token_probs(acceptance, block, n))(counts)
@@ -223,7 +223,7 @@ def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):
     return cases, weights
 
 
-def _stack(cases, states, draft, target, bonus, drafts, max_draft, stop):
+def _stack(cases, states, draft, target, bonus, drafts, max_draft):
     vocab = draft.shape[1]
     tokens = np.stack([drafts[row] for _, row, _ in cases]).astype(np.int32)
     length = np.array([drawn for _, _, drawn in cases], np.int32)
@@ -234,27 +234,12 @@ def _stack(cases, states, draft, target, bonus, drafts, max_draft, stop):
         ]
     )
     carry = jax.tree.map(lambda *x: np.stack(x), *[states[state][1] for state, _, _ in cases])
-    going = np.stack([_still_drafting(s, drafts[r], max_draft, stop) for s, r, _ in cases])
     # Nothing after the bonus row of a draft may be read: invalid values show if it is.
     inside = np.arange(max_draft + 1)[None, :, None] <= length[:, None, None]
     q = np.where(inside, draft[prefixes], np.float32(1.0))
     pi = np.where(inside, target[prefixes], np.float32(1.0))
     extra = np.full_like(pi, -1.0) if bonus is None else bonus[prefixes]
-    return tokens, q, pi, extra, length, carry, going
-
-
-def _still_drafting(state, tokens, max_draft, stop) -> np.ndarray:
-    """For each slot and position: whether the drafter of the slot's block would continue."""
-    emitted, starts = state
-    slots = max(max_draft - 1, 0)
-    starts = starts[len(starts) - min(slots, len(starts)) :]
-    out = np.ones((slots, max_draft + 1), bool)
-    for slot, start in zip(range(slots - len(starts), slots), starts, strict=True):
-        context, path = emitted[:start], emitted[start:]
-        for i in range(max_draft + 1):
-            run = (*path, *(int(x) for x in tokens[:i]))[:max_draft]
-            out[slot, i] = not any(stop(context, run[: n + 1]) > 0.0 for n in range(len(run)))
-    return out
+    return tokens, q, pi, extra, length, carry
 
 
 def _tuples(vocab: int, length: int) -> np.ndarray:

@@ -46,8 +46,7 @@ class TabularModel(LanguageModel):
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         inputs, input_lengths = prompts.inputs, prompts.input_lengths
-        if prompts.prefix is not None:
-            raise UserError("TabularModel has no encoder: append the prefix to the inputs")
+        assert prompts.prefix is None
         rows, width = inputs.shape
         if width > max_length:
             raise UserError(f"a prompt of {width} tokens is longer than max_length={max_length}")

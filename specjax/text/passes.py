@@ -1,8 +1,5 @@
 """Measures the cost of a pass of each model, from runs of the decoding loop.
 
-`measure_costs` makes the table for a stopping policy; `measure_times` makes such tables for
-reviewers and drafters, and measures the steps and calls of the verifier alone.
-
 Source: SpecDec++ (arXiv 2405.19715), equation 2.1 and section 4.2: linear regression of the runs'
 times on their numbers of passes.
 
@@ -15,16 +12,15 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm
 
 from specjax.decoding import Autoregressive, Method, MethodParams, Speculative
-from specjax.drafting import Chain, Costs, Lookup
+from specjax.drafting import Chain, Costs
 from specjax.environment import environment, machine
 from specjax.errors import UserError
 from specjax.rules import Lossless
@@ -34,7 +30,7 @@ from specjax.types import DecodeState, Params, PromptBatch
 
 # A short and a long run separate the cost of a round from the cost of a call.
 _ROUNDS = (2, 10)
-_ATTEMPTS, _CALLS = 3, 6
+_ATTEMPTS = 3
 # The width of passes in a program with a single width, whose rounds have another cost.
 WIDE = 0
 
@@ -127,23 +123,6 @@ class LoopCase(NamedTuple):
     limit: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class PassTimes:
-    """Seconds of passes, steps and calls with B rows.
-
-    Attributes:
-      rows: B.
-      step: a step of the verifier alone.
-      call: a call of the verifier alone with B prompts, without its steps.
-      tables: (reviewer's name, drafter's name or None for copied drafts) -> their costs.
-    """
-
-    rows: int
-    step: float
-    call: float
-    tables: Mapping[tuple[str, str | None], Costs]
-
-
 def measure_costs(
     pair: Pair,
     rows: Sequence[int],
@@ -152,6 +131,7 @@ def measure_costs(
     prompt_length: int = 32,
     seconds: float = 1.0,
     with_alone: bool = False,
+    of_block: bool = False,
     progress: bool | None = None,
 ) -> Costs:
     """Measures a pair on this machine with a few rounds, for the start of a run.
@@ -167,6 +147,8 @@ def measure_costs(
       seconds: the time to measure a batch size, without compilation; up to twice more, and longer,
         if noise makes the time of a pass 0.
       with_alone: whether to measure `Costs.alone` too, as long.
+      of_block: whether `Costs.draft` has the pass of a draft head that drafts a block at once, and
+        `Costs.verifier` does not.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
     Raises:
@@ -180,7 +162,7 @@ def measure_costs(
         )
     widths = tuple(widths)
     assert widths[-1] >= 2, widths
-    cases = _of_review(pair.verifier, pair.drafter, widths)
+    cases = _of_review(pair, widths)
     alone = _alone(pair.verifier) if with_alone else []
     with _bar(len(rows) * (len(cases) + len(alone)), progress) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar) for batch in rows]
@@ -190,7 +172,7 @@ def measure_costs(
         }
     method: Any = cases[0].method
     drafter = method.drafter
-    if drafter.draft_passes < drafter.max_draft:
+    if drafter.draft_passes < drafter.max_draft and not of_block:
         fits = [_at_once(fit) for fit in fits]
     costs = as_costs(fits, rows, widths, pair.fingerprint)
     times = tuple(_step(fit, batch, pair.verifier) for batch, fit in steps.items())
@@ -201,48 +183,6 @@ def _at_once(fit: Fit) -> Fit:
     """The costs if a drafter's pass makes a whole draft: a part of the round that checks it."""
     verifier = {width: time + fit.draft * (width > 1) for width, time in fit.verifier.items()}
     return fit._replace(draft=0.0, verifier=verifier)
-
-
-def measure_times(
-    models: Mapping[str, TextModel],
-    tables: Collection[tuple[str, str | None]],
-    widths: Sequence[int],
-    *,
-    rows: int,
-    prompt_length: int,
-    call: Callable[[], Any],
-    seconds: float = 1.0,
-    progress: bool | None = None,
-) -> PassTimes:
-    """Measures all times of calls; other arguments are those of `measure_costs`.
-
-    Args:
-      models: by name, `verifier` among them.
-      tables: (reviewer's name, drafter's name or None for copied drafts), for measuring costs.
-      widths: see `measure_costs`.
-      rows: B.
-      prompt_length: P.
-      call: makes the verifier alone emit a token for each of B prompts.
-    """
-    main = models["verifier"]
-    groups: dict[Any, list[LoopCase]] = {
-        (reviewer, name): _of_review(models[reviewer], models[name] if name else None, widths)
-        for reviewer, name in tables
-    }
-    groups[None] = _alone(main)
-    with _bar(sum(map(len, groups.values())), progress) as bar:
-        fits = {
-            key: _steady_fit(cases, rows, prompt_length, seconds, bar)
-            for key, cases in groups.items()
-        }
-    least = math.inf
-    for _ in range(_CALLS):
-        start = time.perf_counter()
-        call()
-        least = min(least, time.perf_counter() - start)
-    step = _step(fits[None], rows, main)
-    costs = {key: as_costs([fits[key]], (rows,), tuple(widths), "") for key in tables}
-    return PassTimes(rows, step, max(least - step, 0.0), costs)
 
 
 def draft_lengths(widths: Sequence[int]) -> list[int]:
@@ -299,27 +239,18 @@ def _step(costs: Fit, rows: int, main: TextModel) -> float:
     return costs.verifier[1]
 
 
-def _of_review(
-    reviewer: TextModel, drafter: TextModel | None, widths: Sequence[int]
-) -> list[LoopCase]:
-    """Cases for the costs of rounds; without a drafter drafts are copied at almost no cost."""
-    longest, vocab_size = widths[-1] - 1, reviewer.model.vocab_size
-    drafts: Any = Lookup(max_copy=longest, vocab_size=vocab_size)
-    # Each token has a successor in the table, so that drafts have the full length.
-    drafter_params: Any = jnp.arange(1, vocab_size + 1, dtype=jnp.int32) % vocab_size
-    if drafter is not None:
-        pair = {"drafter": drafter, "verifier": reviewer}
-        drafts, drafter_params = Chain(max_draft=longest).bind(DecoderModels(pair))
-    params = MethodParams(reviewer.prepared, drafter_params, Lossless())
+def _of_review(pair: Pair, widths: Sequence[int]) -> list[LoopCase]:
+    """Cases for the costs of rounds."""
+    longest, main = widths[-1] - 1, pair.verifier
+    drafts, drafter_params = Chain(max_draft=longest).bind(DecoderModels(pair.named))
+    params = MethodParams(main.prepared, drafter_params, Lossless())
     # Without end-of-sequence tokens all rows make all rounds.
-    several = Speculative(
-        reviewer.model, drafts, widths=tuple(widths), partitioner=reviewer.partitioner
-    )
+    several = Speculative(main.model, drafts, widths=tuple(widths), partitioner=main.partitioner)
     cases = [
         LoopCase(several, params, next(width for width in widths if width > limit), limit)
         for limit in draft_lengths(widths)
     ]
-    if len(widths) > 1 and drafter is not None:
+    if len(widths) > 1:
         # A single width also for short drafts separates the drafter's time from the verifier's.
         wide = dataclasses.replace(several, widths=tuple(widths[-1:]))
         cases += [LoopCase(wide, params, WIDE, limit) for limit in (0, longest)]

@@ -26,8 +26,8 @@ class Prompts(NamedTuple):
     Attributes:
       inputs: padded on the right.
       input_lengths: the number of real inputs of each row, at least 1.
-      prefix: forced first tokens of the output, if there are any.
-      prefix_lengths: their number in each row; None for F in each row.
+      prefix: forced first tokens of an encoder-decoder's output, if there are any.
+      prefix_lengths: their number in each row; None without a prefix.
       predictions: K texts that each row's output may resemble, -1 after their ends. Only drafters
         read them.
     """

@@ -173,7 +173,7 @@ class PromptBatch(NamedTuple):
       draft_limits: `[B]` int32 in 0 .. G, the longest block of each row, or None for G. A row with
         limit 0 emits one token per round.
       prefix: `[B, F]` int32, forced first tokens of the output (encoder-decoder models), or None.
-      prefix_lengths: `[B]` int32, or None for F in each row.
+      prefix_lengths: `[B]` int32, their number in each row; None without a prefix.
       predictions: `[B, K, E]` int32, -1 after their ends, or None; see `Prompts`.
     """
 

@@ -88,7 +88,6 @@ class DraftTraits(NamedTuple):
     Attributes:
       prefix_only: each draft distribution depends only on the tokens before it, and comes from a
         single drafter (no horizontal cascade, no statistics gathered from earlier rounds).
-      random_stops: whether the decision to stop a draft uses extra randomness.
       fixed_length: every block is as long as its row's limit allows. False is always safe: True
         allows `GreedyBlock`, which is biased if it does not apply.
       independent_rows: if all limits are G, a row's block and the passes that `propose` counts do
@@ -113,7 +112,6 @@ class DraftTraits(NamedTuple):
     """
 
     prefix_only: bool = True
-    random_stops: bool = False
     fixed_length: bool = False
     independent_rows: bool = False
     catches_up: bool = False
@@ -527,9 +525,6 @@ class ScoredBlock(NamedTuple):
         if the rule reads the drafter.
       num_drafted: at most G. It may be a stopping time of the draft.
       parents: None for a chain.
-      still_drafting: read by an algorithm with a carry of C slots; entry (c, i) says that the
-        drafter of slot c's block would not have stopped after the first i tokens of this block, or
-        earlier. None: drafts have a fixed length.
     """
 
     tokens: Int32[Array, " G"]
@@ -539,7 +534,6 @@ class ScoredBlock(NamedTuple):
     parents: Int32[Array, " G"] | None = None
     laws: Int32[Array, " G"] | None = None
     drawn_from: Int32[Array, " G"] | None = None
-    still_drafting: Bool[Array, "C N"] | None = None
 
 
 class Acceptance(NamedTuple):

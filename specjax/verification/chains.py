@@ -268,8 +268,8 @@ class GreedyBlock(Verification):
 
     Each round leaves a carry-over, which changes the target of the next positions to
     norm((R pi - q)_+), where R is the joint ratio pi / q along the path since the block's start. It
-    ends when this path is G tokens long, or reaches a prefix where that round's drafter would have
-    stopped. Carry-overs nest, oldest first. Without them the output would be biased.
+    ends when this path is G tokens long. Carry-overs nest, oldest first. Without them the output
+    would be biased.
 
     Source: Sun et al., Optimal Block-Level Draft Verification (arXiv 2403.10444v1), Algorithm 3.
 
@@ -280,13 +280,11 @@ class GreedyBlock(Verification):
     has_carry: ClassVar[bool] = True
 
     def check(self, max_draft: int, traits: DraftTraits) -> None:
-        wrong = {
-            "a drafter whose distributions depend on more than the prefix": not traits.prefix_only,
-            "randomised stops": traits.random_stops,
-        }
-        for what, refused in wrong.items():
-            if refused:
-                raise UserError(f"GreedyBlock is not exact with {what}: use Block or Token instead")
+        if not traits.prefix_only:
+            raise UserError(
+                "GreedyBlock is not exact with a drafter whose distributions depend on more than "
+                "the prefix: use Block or Token instead"
+            )
 
     def init_carry(self, max_draft: int) -> GreedyBlockCarry:
         slots = max(max_draft - 1, 0)
@@ -359,22 +357,18 @@ def _nested(block: ScoredBlock, carry: GreedyBlockCarry) -> tuple[Array, _Levels
     tokens, draft_probs, target_probs, num_drafted = block[:4]
     assert draft_probs is not None
     position = jnp.arange(tokens.size + 1)
-    goes_on = jnp.ones((carry.ratio.size, position.size), bool)
-    if block.still_drafting is not None:
-        assert block.still_drafting.shape == goes_on.shape, "still_drafting must be [C, N]"
-        goes_on = jnp.cumprod(block.still_drafting.astype(jnp.int32), axis=1) > 0
 
     def alter(targets, slot):
-        ratio, remaining, open_ = slot
+        ratio, remaining = slot
         along = _joint_ratios(tokens, draft_probs, targets, num_drafted, start=ratio)
-        alive = (position < remaining) & open_
+        alive = position < remaining
         # An infinite ratio (an emitted token that q cannot draw) does not change the target.
         finite = jnp.isfinite(along)
         altered = jax.vmap(residual)(targets, draft_probs, jnp.where(finite, along, 1.0))
         new = jnp.where((alive & finite)[:, None], altered, targets)
         return new, _Levels(targets, along, alive)
 
-    return lax.scan(alter, target_probs, (carry.ratio, carry.remaining, goes_on))
+    return lax.scan(alter, target_probs, (carry.ratio, carry.remaining))
 
 
 def _joint_ratios(

@@ -40,10 +40,6 @@ costs COSTS --held-out 4
     --held-out must lie in 0 .. --max-draft = 3, got 4
 costs COSTS --held-out 2 3
     2 3 leaves no draft whose verifier's pass reads 4 tokens
-costs COSTS --output=/missing/costs.json
-    /missing is not a directory: make it first
-costs COSTS --output=four.txt
-    is not a file of costs: choose another name
 divergences --data-dir none --steps 0
     --steps must be at least 1, got 0
 divergences --data-dir none

@@ -32,10 +32,9 @@ def test_trees_and_chains_are_compared(by_kind):
         assert 0.5 < rows[chip, kind]["speedup"] < 3.0
     # A pass over fewer tokens costs no more.
     times = trees.roofline("llama3_8b+llama3.2_1b", "h100", 2, trees_args())
-    table = times.tables["verifier", "drafter"]
-    assert table.rows == (2,) and list(table.verifier[0]) == sorted(table.verifier[0])
-    drafter = times.tables["drafter", None].verifier[0][0]
-    assert drafter < times.step == table.verifier[0][0]
+    costs = times.pair
+    assert costs.rows == (2,) and list(costs.verifier[0]) == sorted(costs.verifier[0])
+    assert times.drafter.verifier[0][0] < costs.alone[0] == costs.verifier[0][0]
 
 
 def trees_args():

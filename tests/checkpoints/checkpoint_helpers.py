@@ -11,65 +11,33 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints.arrays import flatten, unflatten
-from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
-from specjax.models.rope_scaling import Llama3RopeScaling
+from specjax.models import model_from_config
 from specjax.models.t5 import MT5Config, UMT5Config
-from specjax.models.t5gemma import T5GemmaConfig
+from tests.models import tiny
 
-_T5 = {
-    "vocab_size": 48,
-    "embed_dim": 16,
-    "num_heads": 2,
-    "head_dim": 12,
-    "mlp_dim": 20,
-    "num_encoder_layers": 2,
-    "num_decoder_layers": 1,
-}
-_DECODER = {
-    "vocab_size": 48,
-    "embed_dim": 16,
-    "num_heads": 4,
-    "head_dim": 8,
-    "mlp_dim": 20,
-    "num_layers": 2,
-    "num_kv_heads": 2,
-}
-_LLAMA3 = Llama3RopeScaling(
-    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+# T5X has 32 buckets up to a distance of 128.
+_T5 = tiny.CONFIGS["t5_v1_1"].replace(
+    mlp_dim=20, num_decoder_layers=1, relpos_buckets=32, relpos_max_distance=128
 )
-_GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 8.0}
-_ENCODER = {**_DECODER, "embed_dim": 24, "num_layers": 1, "sliding_window": 3}
+_MT5 = MT5Config(**vars(_T5))
+_TIED = {"tie_embeddings": True}
+_UNSCALED = {**_TIED, "scale_tied_logits": False}
 CONFIGS = {
-    "t5_v1_0": T5Config(**_T5, mlp_activations=("relu",), tie_embeddings=True),
-    "t5_v1_1": T5Config(**_T5),
-    "t5_tied_unscaled": T5Config(**_T5, tie_embeddings=True, scale_tied_logits=False),
-    "mt5": MT5Config(**_T5),
-    "mt5_tied_unscaled": MT5Config(**_T5, tie_embeddings=True, scale_tied_logits=False),
-    "umt5": UMT5Config(**_T5, tie_embeddings=True),
-    "llama": LlamaConfig(**_DECODER),
-    "llama_tied": LlamaConfig(
-        **_DECODER, tie_embeddings=True, rope_theta=5e5, rope_scaling=_LLAMA3
-    ),
-    "t5gemma": T5GemmaConfig(
-        **_DECODER,
-        **_GEMMA,
-        tie_embeddings=False,
-        encoder=Gemma2Config(**_ENCODER, query_pre_attn_scalar=4.0),
-    ),
-    "gemma2": Gemma2Config(**_DECODER, **_GEMMA),
+    "t5_v1_0": _T5.replace(mlp_activations=("relu",), **_TIED),
+    "t5_v1_1": _T5,
+    "t5_tied_unscaled": _T5.replace(**_UNSCALED),
+    "mt5": _MT5,
+    "mt5_tied_unscaled": _MT5.replace(**_UNSCALED),
+    "umt5": UMT5Config(**vars(_T5)).replace(**_TIED),
+    "llama": tiny.CONFIGS["llama"].replace(mlp_dim=20, num_kv_heads=2),
+    "llama_tied": tiny.CONFIGS["llama_grouped_tied"].replace(rope_theta=5e5),
+    "t5gemma": tiny.CONFIGS["t5gemma"].replace(tie_embeddings=False),
+    "gemma2": tiny.CONFIGS["gemma2"],
 }
 
 
 def random_params(config, seed=0, dtype=np.float32):
-    """Unlike `model.init`, norms differ from one another: a mix-up shows."""
-    rng = np.random.default_rng(seed)
-    abstract = flatten(model_from_config(config).abstract_params())
-    params = {}
-    for path, leaf in abstract.items():
-        norm = leaf.ndim == 1
-        value = rng.uniform(0.5, 1.5, leaf.shape) if norm else 0.3 * rng.normal(size=leaf.shape)
-        params[path] = jnp.asarray(value.astype(np.float32).astype(dtype))
-    return unflatten(params)
+    return tiny.random_params(model_from_config(config.replace(param_dtype=dtype)), seed)
 
 
 def bits(tree):

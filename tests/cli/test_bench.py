@@ -12,12 +12,11 @@ from specjax.cli.main import main
 from specjax.drafting import Costs, read_costs
 from specjax.environment import products
 from specjax.study.speedups import round_cost, yields
-from specjax.text.passes import PassTimes
 from specjax.tokenizers import ByteTokenizer
 from tests import tiny_pair
 
 # Steps of the verifier alone take 2.0, its passes over three tokens 3.0, drafted tokens 0.5.
-TIMES = PassTimes(2, 2.0, 0.0, {("verifier", "drafter"): Costs((2,), (3,), (0.5,), ((3.0,),))})
+COSTS = Costs((2,), (3,), (0.5,), ((3.0,),), alone=(2.0,))
 DRAFTER = SimpleNamespace(max_draft=2, draft_passes=2)
 
 
@@ -31,7 +30,7 @@ def side(seconds, emitted, calls):
 def test_speedup_and_its_ideal():
     """Two rows in a batch. Alone: 6 and 10 tokens in 10 passes; together: in 3 and 5 rounds."""
     alone, drafts = side(40.0, [6, 10], [6, 10]), side(32.0, [6, 10], [3, 5])
-    cost = round_cost(TIMES, DRAFTER, yields(drafts.times, alone.times))
+    cost = round_cost(COSTS, DRAFTER, yields(drafts.times, alone.times))
     assert cost.c == 0.25 and cost.r == 1.5 and cost.tokens == 2.0
     row = bench.figures(alone, drafts, cost)
     assert (row["c"], row["r"], row["tokens_per_call"]) == (0.25, 1.5, 2.0)
@@ -52,7 +51,7 @@ def arguments(tmp_path, monkeypatch):
 
 
 def test_figures_fit_together(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
+    monkeypatch.setattr(bench, "measure_costs", lambda *_, **__: COSTS)
     assert main(arguments) == 0
     *_, legend, multiplied, _, verdict, line = capsys.readouterr().out.splitlines()
     assert [multiplied] == products()
@@ -65,13 +64,12 @@ def test_figures_fit_together(arguments, capsys, monkeypatch):
 
 
 def test_costs_are_written_for_policies_and_lengths(arguments, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
-
     def measured(pair, rows, widths, **_):
         """Noise may make the time of so small a pass 0."""
         times = tuple(1.0 + width for width in widths)
         draft, verifier = (0.5,) * len(rows), (times,) * len(rows)
-        return Costs(tuple(rows), tuple(widths), draft, verifier, pair=pair.fingerprint)
+        names = {"pair": pair.fingerprint, "alone": (2.0,) * len(rows)}
+        return Costs(tuple(rows), tuple(widths), draft, verifier, **names)
 
     monkeypatch.setattr(bench, "measure_costs", measured)
     path = tmp_path / "costs.json"

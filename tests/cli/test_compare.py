@@ -10,6 +10,7 @@ from specjax.cli.main import main
 from specjax.drafting import Costs
 from specjax.study import Setting, read_points
 from tests import tiny_pair
+from tests.study.world import lines
 
 # A policy that reads an acceptance head, which this drafter lacks.
 FAILS = "Survival(HeadEstimate, 0.5)"
@@ -50,11 +51,6 @@ def arguments(data, output, *flags, **settings):
 
 def run(data, output, *flags, **settings):
     return main(arguments(data, output, *flags or ["--full"], **settings))
-
-
-def lines(output):
-    records = map(json.loads, (output / "points.jsonl").read_text().splitlines())
-    return [record | record["values"] for record in records]
 
 
 @pytest.fixture(scope="module")

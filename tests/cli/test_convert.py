@@ -19,23 +19,16 @@ from specjax.checkpoints.saving import save_t5x_pair
 from specjax.checkpoints.t5x import T5XReader, write_t5x
 from specjax.cli.main import main
 from specjax.fingerprints import digest
-from specjax.models import LlamaConfig, T5Config, model_from_config
+from specjax.models import model_from_config
 from specjax.models.families import config_to_dict
 from specjax.text.directories import inspect
 from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.model_files import SpecialIds
+from tests.checkpoints import checkpoint_helpers
+from tests.checkpoints.checkpoint_helpers import random_params
 from tests.models.tiny import CONFIGS
 
-_SIZES = {"vocab_size": 48, "embed_dim": 16, "num_heads": 2, "head_dim": 12, "mlp_dim": 20}
-T5_V1_1 = T5Config(**_SIZES, num_encoder_layers=2, num_decoder_layers=1)
-T5_V1_0 = T5_V1_1.replace(mlp_activations=("relu",), tie_embeddings=True)
-LLAMA = LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=1)
-
-
-def _params(config):
-    rng = np.random.default_rng(0)
-    abstract = model_from_config(config).abstract_params()
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), abstract)
+T5_V1_1, T5_V1_0, LLAMA = (checkpoint_helpers.CONFIGS[x] for x in ("t5_v1_1", "t5_v1_0", "llama"))
 
 
 def _bits(path):
@@ -51,7 +44,9 @@ def _convert(*args):
 def source(tmp_path):
     """A T5X checkpoint with a tokenizer and settings beside it."""
     ids = SpecialIds(eos=(1,), pad=0)
-    save_model(tmp_path / "t5x", T5_V1_1, _params(T5_V1_1), format="t5x", special_ids=ids, step=30)
+    save_model(
+        tmp_path / "t5x", T5_V1_1, random_params(T5_V1_1), format="t5x", special_ids=ids, step=30
+    )
     (tmp_path / "t5x" / "spiece.model").write_bytes(b"pieces")
     (tmp_path / "t5x" / "tokenizer_config.json").write_text('{"extra_ids": 0}')
     (tmp_path / "t5x" / "generation_config.json").write_text('{"eos_token_id": [1, 9]}')
@@ -80,7 +75,7 @@ def test_t5x_to_hf_and_back_is_bit_exact(source, tmp_path, capsys):
 
 @pytest.mark.parametrize("config", [T5_V1_0, LLAMA], ids=["t5_v1_0", "llama"])
 def test_dtype(config, tmp_path):
-    params = _params(config)
+    params = random_params(config)
     save_model(tmp_path / "source", config, params, format="hf")
     for dtype in ("bfloat16", "float16"):
         for format in ("hf", "orbax"):
@@ -94,7 +89,7 @@ def test_dtype(config, tmp_path):
 
 
 def test_a_format_is_refused_before_the_arrays_are_read(tmp_path, capsys, monkeypatch):
-    save_model(tmp_path / "llama", LLAMA, _params(LLAMA))
+    save_model(tmp_path / "llama", LLAMA, random_params(LLAMA))
     monkeypatch.setattr("specjax.checkpoints.load_model", None)
     assert _convert(tmp_path / "llama", tmp_path / "x", "--to", "t5x") == 2
     assert "only T5, not Llama" in capsys.readouterr().err
@@ -117,7 +112,7 @@ def test_gin_file(source, tmp_path):
 def test_a_configuration_as_json(tmp_path, capsys):
     """What T5X's arrays do not tell, our own JSON does; it reaches config.json."""
     config = T5_V1_1.replace(relpos_buckets=16, relpos_max_distance=40)
-    params = _params(config)
+    params = random_params(config)
     (tmp_path / "t5x").mkdir()
     write_t5x(tmp_path / "t5x", flatten(params), step=3, dtype=np.dtype("float32"))
     assert _convert(tmp_path / "t5x", tmp_path / "x", "--to", "hf") == 2
@@ -165,7 +160,7 @@ def pieces(tmp_path_factory):
 def test_the_vocabulary_is_the_same_in_every_format(rows, pieces, tmp_path):
     """Whether there are sentinels, the embedding's rows tell, which T5X's files do not name."""
     config = T5_V1_1.replace(vocab_size=rows)
-    save_model(tmp_path / "0", config, _params(config), format="hf")
+    save_model(tmp_path / "0", config, random_params(config), format="hf")
     shutil.copy(pieces, tmp_path / "0" / "spiece.model")
     first = load_tokenizer(tmp_path / "0")
     assert first.vocab_size > 100 or rows == 48
@@ -195,7 +190,7 @@ def test_a_published_style_pair_goes_through_every_format(tmp_path):
 
 
 def test_the_dtype_and_the_longest_context_stay(tmp_path):
-    save_model(tmp_path / "a", LLAMA, _params(LLAMA), format="hf", dtype="float16")
+    save_model(tmp_path / "a", LLAMA, random_params(LLAMA), format="hf", dtype="float16")
     values = json.loads((tmp_path / "a" / "config.json").read_text())
     values["max_position_embeddings"] = 131072
     (tmp_path / "a" / "config.json").write_text(json.dumps(values))
@@ -216,7 +211,7 @@ def test_the_dtype_and_the_longest_context_stay(tmp_path):
 def test_the_longest_context_of_inner_configurations_stays(name, tmp_path):
     config = CONFIGS[name]
     longest = 12_345
-    params = _params(config)
+    params = random_params(config)
     save_model(tmp_path / "a", config, params, format="hf", max_position_embeddings=longest)
     assert _convert(tmp_path / "a", tmp_path / "b", "--to", "orbax") == 0
     assert _convert(tmp_path / "b", tmp_path / "c", "--to", "hf") == 0
@@ -227,7 +222,7 @@ def test_the_longest_context_of_inner_configurations_stays(name, tmp_path):
 
 
 def test_an_acceptance_head_goes_with_the_same_weights(tmp_path, capsys):
-    source, params = tmp_path / "a", _params(T5_V1_1)
+    source, params = tmp_path / "a", random_params(T5_V1_1)
     save_model(source, T5_V1_1, params, format="hf")
     config = HeadConfig(T5_V1_1.embed_dim, 1)
     head = Head(config, init_head(config, jax.random.key(0)), digest(params, as_bfloat16=True))
@@ -243,7 +238,7 @@ def test_an_acceptance_head_goes_with_the_same_weights(tmp_path, capsys):
 
 def test_two_checkpoints_become_one_of_t5x(source, tmp_path, capsys):
     drafter = T5_V1_1.replace(num_encoder_layers=1)
-    save_model(tmp_path / "hf", drafter, _params(drafter), format="hf")
+    save_model(tmp_path / "hf", drafter, random_params(drafter), format="hf")
     args = (source, tmp_path / "pair", "--to", "t5x", "--drafter", tmp_path / "hf")
     assert _convert(*args) == 0
     assert "verifier and drafter" in capsys.readouterr().out

@@ -64,12 +64,8 @@ def jsonl(path, records):
 
 
 def infer(paths, tmp_path, file, **settings):
-    files = ["runs/infer.gin", file]
-    named = {"VERIFIER": paths["verifier"], "DRAFTER": paths["drafter"]}
-    named |= {"OUTPUT_DIR": tmp_path / "out", "BATCH_SIZE": 2, "MAX_DRAFT": 3}
-    named |= {"MAX_NEW_TOKENS": 16, "BUCKETS": "(256, 512)", **settings}
-    arguments = [f"--gin_file={CONFIGS / name}" for name in files]
-    assert main(["infer", *arguments, *(f"--gin.{k}={v}" for k, v in named.items())]) == 0
+    few = {"BATCH_SIZE": 2, "MAX_DRAFT": 3, "MAX_NEW_TOKENS": 16, "BUCKETS": "(256, 512)"}
+    assert main(command("infer", paths, tmp_path, file, **{**few, **settings})) == 0
     return rows(tmp_path / "out")
 
 

@@ -328,11 +328,9 @@ def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):
 
 def test_costs_are_measured_once(paths, tmp_path, monkeypatch, capsys):
     """A start that goes on reads what the first one measured: other costs, other drafts."""
-    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS[:3]))
-    settings = {"INPUT": tmp_path / "in.txt", "OUTPUT_DIR": tmp_path / "out", "MAX_DRAFT": 2}
-    settings |= {"MAX_NEW_TOKENS": 6, "BATCH_SIZE": 2, **{k.upper(): v for k, v in paths.items()}}
-    settings |= {"STOPPING": "CostAware()"}
-    argv = ["infer", *(f"--gin.{name}={value}" for name, value in settings.items())]
+    source, settings = write(tmp_path, TEXTS[:3]), {"MAX_DRAFT": 2, "BATCH_SIZE": 2}
+    settings |= {"MAX_NEW_TOKENS": 6, "STOPPING": "CostAware()"}
+    argv = arguments(paths, source, tmp_path / "out", **settings)
     # Real times would depend on the machine.
     pair = specjax.load_pair(**paths)
     measured = drafting.Costs((1, 2), (1, 2, 3), (0.1, 0.1), ((1.0, 1.1, 1.2),) * 2)

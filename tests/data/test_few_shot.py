@@ -1,13 +1,9 @@
 """Prompts of templates and solved examples."""
 
 import json
-import sys
-import types
 
-import numpy as np
 import pytest
 
-from specjax.data.examples import read_records
 from specjax.data.few_shot import FewShot, Template
 
 ROWS = [{"q": f"What is {i} and {i}?", "a": [str(2 * i), f"{2 * i}.0"], "n": i} for i in range(8)]
@@ -130,63 +126,3 @@ def test_too_few_examples_are_told(tmp_path):
     assert FewShot(prompt="Say {0}.").read(tmp_path / "a.txt")[0].inputs == "Say a line."
     with pytest.raises(ValueError, match=r"a.txt:1: there is no field 'q': the record has '0'"):
         FewShot(**TASK).read(tmp_path / "a.txt")
-
-
-class Dataset:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def map(self, change):
-        return Dataset([change(row) for row in self.rows])
-
-    def as_numpy_iterator(self):
-        return iter(self.rows)
-
-
-class Registry:
-    """What specjax uses of seqio's registry, over one made-up data set."""
-
-    tasks: dict = {}  # noqa: RUF012
-
-    @classmethod
-    def names(cls):
-        return cls.tasks.keys()
-
-    @classmethod
-    def add(cls, name, source, preprocessors, output_features):
-        def get_dataset(sequence_length, split, shuffle, num_epochs):
-            dataset = Dataset(source.rows)
-            for preprocessor in preprocessors:
-                dataset = preprocessor(dataset)
-            return dataset
-
-        cls.tasks[name] = types.SimpleNamespace(
-            splits=source.splits, output_features=output_features, get_dataset=get_dataset
-        )
-
-
-@pytest.fixture
-def seqio(monkeypatch):
-    def source(name, splits):
-        assert name == "squad/v2.0:3.0.0"
-        answers = {"text": np.array([b"gr\xc3\xbcn"], object), "answer_start": np.array([4])}
-        row = {"title": b"T", "context": b"C", "question": b"Q", "id": b"7", "answers": answers}
-        return types.SimpleNamespace(rows=[row], splits=splits)
-
-    module = types.ModuleType("seqio")
-    module.TaskRegistry, module.TfdsDataSource = Registry, source
-    module.get_mixture_or_task = lambda name: Registry.tasks[name]
-    monkeypatch.setitem(sys.modules, "seqio", module)
-
-
-def test_tasks_on_tensorflow_datasets_have_the_fields_of_public_files(seqio):
-    for _ in range(2):  # it is registered once
-        (record,) = read_records("seqio:specjax_squad2", split="validation")
-    assert record.values == {
-        "title": "T", "context": "C", "question": "Q", "answers": {"text": ["grün"]}
-    }  # fmt: skip
-    assert record.where == "seqio:specjax_squad2, validation, example 0"
-    with pytest.raises(
-        ValueError, match="unknown seqio task 'specjax_other': choose from specjax_wmt14"
-    ):
-        list(read_records("seqio:specjax_other"))

@@ -7,9 +7,10 @@ import tomllib
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from specjax.data.examples import Example, read_examples
+from specjax.data.examples import Example, read_examples, read_records
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +90,48 @@ class Names(dict):
     names = dict.keys
 
     def add(self, name, source, preprocessors, output_features):
-        self[name] = types.SimpleNamespace(splits=source.splits, get_dataset=source.read)
+        (change,) = preprocessors
+        self[name] = types.SimpleNamespace(
+            splits=source.splits,
+            output_features=output_features,
+            get_dataset=lambda **_: change(Rows(source.read())),
+        )
+
+
+class Rows(list):
+    as_numpy_iterator = list.__iter__
+
+    def map(self, change):
+        return Rows(map(change, self))
+
+
+def with_tasks(monkeypatch, read):
+    """A registry whose data sets `read` reads, by their names."""
+    registry, module = Names(), types.ModuleType("seqio")
+    module.TaskRegistry, module.get_mixture_or_task = registry, registry.__getitem__
+    module.TfdsDataSource = lambda name, splits: types.SimpleNamespace(
+        splits=splits, read=lambda: read(name)
+    )
+    monkeypatch.setitem(sys.modules, "seqio", module)
+
+
+def test_tasks_on_tensorflow_datasets_have_the_fields_of_public_files(monkeypatch):
+    def read(name):
+        assert name == "squad/v2.0:3.0.0"
+        answers = {"text": np.array([b"gr\xc3\xbcn"], object), "answer_start": np.array([4])}
+        return [{"title": b"T", "context": b"C", "question": b"Q", "id": b"7", "answers": answers}]
+
+    with_tasks(monkeypatch, read)
+    for _ in range(2):  # it is registered once
+        (record,) = read_records("seqio:specjax_squad2", split="validation")
+    assert record.values == {
+        "title": "T", "context": "C", "question": "Q", "answers": {"text": ["grün"]}
+    }  # fmt: skip
+    assert record.where == "seqio:specjax_squad2, validation, example 0"
+    with pytest.raises(
+        ValueError, match="unknown seqio task 'specjax_other': choose from specjax_wmt14"
+    ):
+        list(read_records("seqio:specjax_other"))
 
 
 @pytest.mark.parametrize(
@@ -112,14 +154,10 @@ class Names(dict):
     ids=["offline", "package"],
 )
 def test_data_that_cannot_be_prepared_give_the_remedy(monkeypatch, error, kind, message):
-    def read(**options):
+    def read(name):
         raise error
 
-    registry = Names()
-    module = types.ModuleType("seqio")
-    module.TaskRegistry, module.get_mixture_or_task = registry, registry.__getitem__
-    module.TfdsDataSource = lambda name, splits: types.SimpleNamespace(splits=splits, read=read)
-    monkeypatch.setitem(sys.modules, "seqio", module)
+    with_tasks(monkeypatch, read)
     with pytest.raises(kind, match=message) as raised:
         list(read_examples("seqio:specjax_xsum", inputs_field="document"))
     assert "\n" not in str(raised.value)

@@ -345,7 +345,7 @@ def test_a_model_that_gives_nan_ends_its_rows(name, broken):
 
 
 def test_a_vocabulary_that_takes_several_uniforms_a_draw():
-    size = 150
+    size = 520
     model = testing.TabularModel(size)
     tables = [testing.random_table(s, size, 1, scale=2.0) for s in (7, 8)]
     step = np.asarray(jax.nn.softmax(jnp.asarray(tables[1]), axis=-1), np.float64)[0]

@@ -13,7 +13,7 @@ from specjax import decoding, drafting, rules, sampling, testing, types, verific
 from specjax.decoding.method import jitted_run
 from specjax.types import Sampling
 from tests import laws
-from tests.decoding import cascade_laws, helpers
+from tests.decoding import cascade_laws
 from tests.decoding.helpers import AfterTokenOne, Sharper, begin, pair
 from tests.decoding.test_cascades import CASES, MAIN, outputs, params_of
 from tests.tables import RULES, VERIFICATIONS, p_value
@@ -265,13 +265,6 @@ def test_the_drafter_as_verifier_accepts_everything_and_totals_add_up():
     np.testing.assert_allclose(info.log_prob.processed, info.log_prob.target, atol=1e-5)
 
 
-def test_greedy_block_refuses_draft_limits():
-    parts = METHODS["GreedyBlock"]
-    with pytest.raises(ValueError, match=r"draft_limits must lie in \[3, 3\], got 0 in row 1"):
-        start(parts, range(3), draft_limits=np.array([3, 0, 3]))
-    start(parts, range(3), draft_limits=np.array([3, 3, 3]))
-
-
 def test_a_finished_row_makes_no_passes():
     loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 3), eos_ids=())
     params = pair(*PARAMS)
@@ -287,65 +280,6 @@ def test_a_finished_row_makes_no_passes():
         return int(loop.run(params, state, 100).info.calls["drafter"][0])
 
     assert calls([20]) == calls([20, 0, 0, 0, 0, 0])
-
-
-BAD = [
-    ({"max_length": 9}, "max_length must be at least 10, got 9: the longest prompt takes 3 pos"),
-    ({"input_lengths": [1, 2, 4]}, r"input_lengths must lie in \[1, 3\], got 4 in row 2"),
-    ({"input_lengths": [0, 2, 3]}, r"input_lengths must lie in \[1, 3\], got 0 in row 0"),
-    ({"inputs": [[0, 0, 0], [1, 7, 0], [0, 1, 1]]}, r"inputs must lie in \[0, 2\], got 7 in row 1"),
-    ({"limits": [4, 5, 4]}, r"limits must lie in \[0, 4\], got 5 in row 1"),
-    ({"draft_limits": [0, 1, 3]}, r"draft_limits must lie in \[0, (0|2)\], got [13] in row [12]"),
-    ({"draft_limits": [0, -1, 0]}, r"draft_limits must lie in \[0, [02]\], got -1 in row 1"),
-    ({"draft_limits": [0]}, r"draft_limits must be \[B\] = \(3,\), got shape \(1,\)"),
-    ({"limits": [4]}, r"limits must be \[B\] = \(3,\), got shape \(1,\)"),
-    ({"ids": [0, 1, 2, 3]}, r"ids must be \[B\] = \(3,\), got shape \(4,\)"),
-    ({"seeds": [1]}, r"seeds must be scalar or \[B\] = \(3,\), got shape \(1,\)"),
-    ({"seeds": [1, 2]}, r"seeds must be scalar or \[B\] = \(3,\), got shape \(2,\)"),
-    ({"seeds": 2**40}, r"seeds must lie in \[0, 4294967295\], got 1099511627776"),
-    ({"sampling": [1.0, 1.0]}, r"sampling.temperature must be scalar or \[B\] = \(3,\)"),
-    ({"inputs": PROMPTS * 1.0}, "inputs must be of an integer dtype, got float64"),
-    ({"seeds": 0.5}, "seeds must be of an integer dtype, got float64"),
-    ({"prefix": [[0, 1], [0, -4], [0, 0]]}, r"prefix must lie in \[0, 2\], got -4 in row 1"),
-    ({"prefix": [[0, 1], [0, 0], [3, 0]]}, r"prefix must lie in \[0, 2\], got 3 in row 2"),
-    ({"prefix": [[0, 1]]}, r"prefix must be \[B, F\] = \(3, 2\), got shape \(1, 2\)"),
-    ({"prefix": [0, 1, 1]}, r"prefix must be \[B, F\] = \(3, 3\), got shape \(3,\)"),
-    ({"prefix": 1}, r"prefix must be \[B, F\] = \(3, 0\), got shape \(\)"),
-    (
-        {"prefix": [[0, 1]] * 3, "prefix_lengths": [2, 0, 5]},
-        r"prefix_lengths must lie in \[0, 2\], got 5 in row 2",
-    ),
-    (
-        {"prefix": [[0, 1]] * 3, "prefix_lengths": [-1, 0, 2]},
-        r"prefix_lengths must lie in \[0, 2\], got -1 in row 0",
-    ),
-    ({"prefix": [[0, 1]] * 3, "prefix_lengths": [2]}, r"prefix_lengths must be \[B\] = \(3,\)"),
-    (
-        {"prefix_lengths": [1, 1, 1]},
-        "prefix_lengths was given without prefix: give both or neither",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), BAD, ids=lambda x: str(x)[:20])
-@pytest.mark.parametrize("alone", [True, False])
-def test_bad_input_is_named_before_any_work(change, message, alone):
-    arguments = {
-        "inputs": PROMPTS, "input_lengths": LENGTHS, "seeds": 0, "ids": [0, 1, 2],
-        "limits": LIMITS, "sampling": 1.0, "max_new": 4, "max_length": 16,
-    } | change  # fmt: skip
-    arguments["sampling"] = Sampling(arguments["sampling"])
-    for name in arguments.keys() - {"seeds", "sampling", "max_new", "max_length"}:
-        arguments[name] = np.asarray(arguments[name])
-    if alone:
-        loop, params = decoding.Autoregressive(MODEL), helpers.alone(PARAMS[0])
-        if "max_length" in change:
-            arguments["max_length"], message = 7, "max_length must be at least 8, got 7"
-    else:
-        loop = decoding.Speculative(MODEL, drafting.Chain(MODEL, 2))
-        params = pair(*PARAMS)
-    with pytest.raises(ValueError, match=message):
-        begin(loop, params, **arguments)
 
 
 def begun(*rule):

@@ -23,9 +23,10 @@ from specjax.training.head_data import Labelling
 from specjax.training.teacher import SAMPLES_NAME, store_pairs
 from specjax.training.trainer import run_directory
 from tests import tiny_pair
+from tests.cli.infer_command import write
 from tests.fuzzing.law import assert_untouched, contents
 from tests.fuzzing.mutations import Change, changes
-from tests.fuzzing.world import write_input
+from tests.fuzzing.world import TEXTS
 from tests.study import world
 from tests.training import toy
 
@@ -91,7 +92,7 @@ def _infer(output: Path, seed: int = 0) -> Any:
 
     source = output.parent / "input.txt"
     if not source.exists():
-        write_input(output.parent)
+        write(output.parent, TEXTS)
     metrics = infer(make, source=source, output_dir=output, seed=seed, progress=False)
     metrics.pop("this_process")
     return [metrics, (output / PREDICTIONS_NAME).read_text()]

@@ -9,19 +9,14 @@ import tokenizers
 
 from specjax.checkpoints import load_model, save_model
 from tests import tiny_pair
+from tests.cli.infer_command import CONFIGS, arguments, write
 from tests.fuzzing.law import start
 
 PREDICTIONS = "predictions.jsonl"
 FORMATS = ("hf", "words", "orbax")
-CONFIG = Path(__file__).parents[2] / "gin_configs/runs/infer.gin"
+CONFIG = CONFIGS / "runs/infer.gin"
 TEXTS = tiny_pair.sentences(5, seed=4, longest=3)
 SETTINGS = {"MAX_NEW_TOKENS": 4, "BATCH_SIZE": 4, "MAX_DRAFT": 2, "BUCKETS": "(8,)"}
-
-
-def write_input(directory: Path) -> Path:
-    path = directory / "input.txt"
-    path.write_text("".join(f"{text}\n" for text in TEXTS))
-    return path
 
 
 def write_pair(directory: Path, format: str) -> dict[str, Path]:
@@ -69,16 +64,7 @@ def command(
     pair: dict[str, Path], source: Path | str, output: Path | str, *more: str, **settings: Any
 ) -> list[str]:
     """The words of a start; `more` come last."""
-    bindings = {
-        "VERIFIER": pair["verifier"],
-        "DRAFTER": pair["drafter"],
-        "INPUT": source,
-        "OUTPUT_DIR": output,
-        **SETTINGS,
-        **settings,
-    }
-    given = [f"--gin.{name}={value}" for name, value in bindings.items()]
-    return ["infer", f"--gin_file={CONFIG}", *given, *more]
+    return [*arguments(pair, source, output, **{**SETTINGS, **settings}), *more]
 
 
 class World:
@@ -92,7 +78,7 @@ class World:
     """
 
     def __init__(self, root: Path) -> None:
-        self.source = write_input(root)
+        self.source = write(root, TEXTS)
         self.pairs: dict[str, dict[str, Path]] = {}
         self.lines: dict[str, bytes] = {}
         for name in FORMATS:

@@ -11,7 +11,6 @@ from specjax.cli import bench
 from specjax.cli.main import main
 from specjax.drafting import Costs
 from specjax.text import setting
-from specjax.text.passes import PassTimes
 from specjax.tokenizers import ByteTokenizer
 from tests.heads.tiny_heads import encoded_head, tiny_head
 from tests.variants import variants
@@ -22,7 +21,7 @@ GREEDY = specjax.Sampling(temperature=0.0)
 MAKE = {"llama": tiny_head, "t5": encoded_head}
 PAIRS = [(verifier, kind) for verifier in MAKE for kind in ("eagle3", "dflash")]
 # A step of the verifier takes 2.0, its passes over three tokens 3.0, the drafter's 0.5.
-TIMES = PassTimes(2, 2.0, 0.0, {("verifier", "drafter"): Costs((2,), (3,), (0.5,), ((3.0,),))})
+COSTS = Costs((2,), (3,), (0.5,), ((3.0,),), alone=(2.0,))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def paths(place, verifier, kind):
 def run_bench(place, verifier, kind, *more, monkeypatch):
     load = functools.partial(specjax.load_pair, tokenizer="bytes")
     monkeypatch.setattr(bench, "load_pair", load)
-    monkeypatch.setattr(bench, "measure_times", lambda *_, call, **__: call() and TIMES)
+    monkeypatch.setattr(bench, "measure_costs", lambda *_, **__: COSTS)
     models = [f"--{name}={path}" for name, path in paths(place, verifier, kind).items()]
     sizes = ["--rows=2", "--drafts=2", "--max-new=6", "--repeats=1"]
     return main(["bench", f"--inputs={place / 'prompts.txt'}", *models, *sizes, *more])

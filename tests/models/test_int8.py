@@ -60,7 +60,6 @@ def in_floats(params, dtype=jnp.float32):
     return jax.tree.map(lambda x: x.read(dtype) if is_stored(x) else x, params, is_leaf=is_stored)
 
 
-# 768 rows are read in pieces of 128, 300 of 100; 60 and 131 (a prime) in one.
 def product_error(depth):
     """The largest error of a product, over the largest number.
 
@@ -69,13 +68,17 @@ def product_error(depth):
     return 1e-2 if cpu_kernels.has_bytes() and depth % 32 == 0 else 1e-6
 
 
+# Without kernels, 768 rows are read in pieces of 128, 300 of 100; 60 and 131 (a prime) in one.
+@pytest.mark.parametrize("kernels", variants([True, False], True))
 @pytest.mark.parametrize("size", [60, 131, 300, 768, 96])
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_are_those_of_the_matrix(size, tokens, dtype):
+def test_products_are_those_of_the_matrix(kernels, size, tokens, dtype, patched):
+    if not kernels:
+        patched.setattr(cpu_kernels, "available", lambda: False)
     weight = made(Int4Weight if size == 96 else Int8Weight, (size, 40))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(tokens, size)), dtype)
-    found = jax.jit(product)(x, weight)
+    found = jax.jit(lambda x, weight: product(x, weight))(x, weight)
     assert found.dtype == jnp.dtype(dtype) and found.shape == (tokens, 40)
     exact = np.asarray(x, np.float64) @ np.asarray(weight.read(jnp.float32), np.float64)
     assert error(found, exact) < (product_error(size) if dtype == "float32" else 2**-7)

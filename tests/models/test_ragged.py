@@ -168,7 +168,7 @@ def test_a_prefill_holds_no_mask(name):
     """The executable computes the P x P mask and does not store it."""
     t = tiny(name)
     tokens, lengths = np.ones((1, 1500), np.int32), np.ones(1, np.int32)
-    options = (tokens,) if t.has_encoder else ()  # a prefix as long, for the decoder
+    options = (tokens, lengths) if t.has_encoder else ()  # a prefix as long, for the decoder
 
     def prefill(params, *prefix):
         return t.model.prefill(params, Prompts(tokens, lengths, *prefix), 2000)
@@ -182,9 +182,8 @@ def test_a_prefill_holds_no_mask(name):
     assert max(sizes) < 100_000
 
 
-@pytest.mark.parametrize("name", ["t5_v1_1", "llama", "gemma4", "qwen3_5"])
-def test_a_forced_prefix_equals_extending_by_it(name):
-    t = tiny(name)
+def test_a_forced_prefix_equals_extending_by_it():
+    t = tiny("t5_v1_1")
     prefix = np.random.default_rng(4).integers(0, 48, (3, 3)).astype(np.int32)
     sizes = np.array([3, 0, 2], np.int32)
     forced = t.prefill(t.params, Prompts(INPUTS, LENGTHS, prefix, sizes), MAX_LENGTH)

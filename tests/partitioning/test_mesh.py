@@ -13,11 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import collectives
-from specjax.models import Gemma2Config, LlamaConfig, T5Config, model_from_config
-from specjax.models.gemma import Gemma3Config
-from specjax.models.gemma4 import Gemma4Config
-from specjax.models.qwen_hybrid import Qwen35Config
-from specjax.models.t5gemma import T5Gemma2Config, T5GemmaConfig
+from specjax.models import model_from_config
 from specjax.partitioning import (
     STANDARD_RULES,
     Partitioner,
@@ -27,57 +23,41 @@ from specjax.partitioning import (
 from specjax.platforms import compiled_for
 from specjax.sampling.draws import draw, num_uniforms
 from specjax.types import Prompts
-from tests.models.tiny import QUICK, error, quick_jit, random_params
+from tests.models.tiny import CONFIGS as TINY
+from tests.models.tiny import FULL, LINEAR, QUICK, error, quick_jit, random_params
 from tests.variants import variants
 
-_SIZES = {"vocab_size": 64, "embed_dim": 16, "num_heads": 8, "head_dim": 4, "mlp_dim": 32}
-_GEMMA = {
-    **_SIZES,
-    "num_layers": 2,
-    "num_kv_heads": 4,
-    "sliding_window": 4,
-    "query_pre_attn_scalar": 4.0,
-}
+_SPREAD = {"vocab_size": 64, "num_heads": 8, "head_dim": 4, "mlp_dim": 32}
+_OF_FOUR = {**_SPREAD, "num_kv_heads": 4}
+
+
+def _pair(name):
+    encoder = TINY[name].encoder.replace(**{**_OF_FOUR, "num_heads": 4})
+    return TINY[name].replace(**_OF_FOUR, encoder=encoder)
+
+
 CONFIGS = {
-    "t5": T5Config(**_SIZES, num_encoder_layers=1, num_decoder_layers=1),
-    "t5_tied": T5Config(
-        **_SIZES,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        mlp_activations=("relu",),
-        tie_embeddings=True,
-    ),
-    "t5gemma": T5GemmaConfig(
-        **_GEMMA,
-        encoder=Gemma2Config(**{**_GEMMA, "embed_dim": 32, "num_heads": 4, "num_layers": 1}),
-    ),
-    "t5gemma2": T5Gemma2Config(
-        **_GEMMA, encoder=Gemma3Config(**{**_GEMMA, "num_heads": 4, "num_layers": 1})
-    ),
-    "llama": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=4),
-    "llama_few_kv_heads": LlamaConfig(**_SIZES, num_layers=1, num_kv_heads=2),
-    "gemma2": Gemma2Config(**_GEMMA),
-    "gemma4": Gemma4Config(
-        **_SIZES,
-        num_layers=4,
-        num_kv_heads=4,
-        sliding_window=4,
-        layer_types=("sliding_attention", "full_attention") * 2,
+    "t5": TINY["t5_v1_1"].replace(**_SPREAD),
+    "t5_tied": TINY["t5_v1_0"].replace(**_SPREAD),
+    "t5gemma": _pair("t5gemma"),
+    "t5gemma2": _pair("t5gemma2"),
+    "llama": TINY["llama"].replace(**_OF_FOUR),
+    "llama_few_kv_heads": TINY["llama"].replace(**_SPREAD, num_kv_heads=2),
+    "gemma2": TINY["gemma2"].replace(**_OF_FOUR),
+    "gemma4": TINY["gemma4"].replace(
+        **_OF_FOUR,
         global_head_dim=8,
-        keys_are_values=True,
-        num_shared_layers=2,
-        layer_input_dim=6,
+        **dict.fromkeys(
+            ("num_global_kv_heads", "num_experts", "num_experts_per_tok", "expert_dim")
+        ),
     ),
-    "qwen3_5": Qwen35Config(
-        **_SIZES,
+    "qwen3_5": TINY["qwen3_5"].replace(
+        **_OF_FOUR,
         num_layers=2,
-        num_kv_heads=4,
-        layer_types=("full_attention", "linear_attention"),
+        layer_types=(FULL, LINEAR),
         partial_rotary_factor=0.5,
         linear_num_key_heads=4,
-        linear_key_head_dim=6,
         linear_num_value_heads=8,
-        linear_value_head_dim=5,
     ),
 }
 ROWS, MAX_LENGTH, BLOCK = 8, 16, 3

@@ -198,8 +198,6 @@ def test_past_its_limit_a_draft_may_go_on():
     place = one.init(made, prompts._replace(limits=5 * ones), 3, 8)
     after = one.advance(made, place, ones)
     assert np.isfinite(one.process(made, after, jnp.zeros((1, 3)))).all()
-    with pytest.raises(ValueError, match="prefix must be None, because a constraint"):
-        one.init(made, prompts._replace(prefix=ones[None]), 3, 8)
 
 
 class Person:

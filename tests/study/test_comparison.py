@@ -19,6 +19,7 @@ from specjax.study.points import CONFIG_NAME, predictions_in
 from specjax.text import Decoder
 from tests import tiny_pair
 from tests.study import world
+from tests.study.world import lines
 from tests.variants import variants
 
 compare_module = importlib.import_module("specjax.study.comparison")
@@ -27,11 +28,6 @@ ASKED = world.settings(
     {"OPT({})": (0.1, 0.5), "TokenCascade(rule=Chow({}))": 0.7, "Lossy({})": 0.4}
 )
 OPT, MORE, CASCADE, LOSSY = ASKED[2:]
-
-
-def lines(output):
-    records = map(json.loads, (output / "points.jsonl").read_text().splitlines())
-    return [record | record["values"] for record in records]
 
 
 def bench(how=None):

@@ -1,6 +1,7 @@
 """A comparison of two tables, whose programs compile quickly."""
 
 import functools
+import json
 
 import specjax
 from specjax.data.examples import Example
@@ -41,3 +42,8 @@ def run(output, asked, examples=EXAMPLES, references=REFERENCES, how=None, **oth
         output_dir=output,
         **{"options": OPTIONS, "measured": "all", **others},
     )
+
+
+def lines(output):
+    records = map(json.loads, (output / "points.jsonl").read_text().splitlines())
+    return [record | record["values"] for record in records]

@@ -126,6 +126,9 @@ def test_the_loops_own_passes_are_measured(kind, clock, monkeypatch):
     np.testing.assert_allclose(found.alone, [ALONE, 3 * ALONE], rtol=1e-6)
     assert found.machine == "here"
     assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
+    apart = passes.measure_costs(pair, (1,), widths, of_block=True, **options)
+    np.testing.assert_allclose(apart.draft, [DRAFT], rtol=1e-6)
+    np.testing.assert_allclose(apart.verifier, [[*VERIFIER.values()]], rtol=1e-6)
 
 
 def test_a_disturbed_measurement_is_made_again(pair, monkeypatch):
@@ -156,54 +159,12 @@ def test_a_file_of_costs_is_read_back(pair, tmp_path):
     assert told["fit"] == {"call": [0.5]} and told["environment"]["versions"]["jax"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_times_are_those_of_steps_calls_and_all_tables(kind, monkeypatch):
-    """A clock that only the loops move: a pass of w tokens takes w seconds, a call 5."""
-    now = [0.0]
-    for loop in (decoding.Autoregressive, decoding.Speculative):
-
-        def timed(self, params, state, count, loop=loop, run=loop.run):
-            for _ in range(count):
-                before = jax.device_get(state.info)
-                state = run(self, params, state, 1)
-                calls = {
-                    name: int(np.max(np.asarray(passes_of) - before.calls[name]))
-                    for name, passes_of in state.info.calls.items()
-                }
-                width = 1
-                if loop is decoding.Speculative:
-                    drafts = np.sum(state.info.drafted_lengths - before.drafted_lengths, axis=0)
-                    longest = int(np.max(np.nonzero(drafts)[0]))
-                    assert longest == state.draft_limits[0]  # also of what is copied
-                    width = next(n for n in self.verifier_widths if n > longest)
-                now[0] += DRAFT * calls.get("drafter", 0) + width
-            now[0] += 5.0
-            return state
-
-        monkeypatch.setattr(loop, "run", timed)
-    monkeypatch.setattr(passes.time, "perf_counter", lambda: now[0])
-
-    def call():
-        now[0] += 3.0
-
-    tables = [("verifier", "drafter"), ("drafter" if kind == "tables" else "verifier", None)]
-    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0}
-    widths = (1, 2, 3) if kind == "encoded dflash" else (1, 2, 4)
-    found = passes.measure_times(pair_of(kind).named, tables, widths, call=call, **sizes)
-    assert found.step == pytest.approx(1.0) and found.call == pytest.approx(2.0)
-    reviewed, copied = (found.tables[key] for key in tables)
-    np.testing.assert_allclose([reviewed.verifier[0], copied.verifier[0]], [widths] * 2)
-    # A pass of the drafter, whether it makes one token or a block.
-    assert reviewed.draft == pytest.approx((DRAFT,)) and copied.draft == (0.0,)
-
-
 def test_what_measures_nothing_is_refused(pair, monkeypatch):
     """Every look at the clock is a second later: runs of 2 and of 10 rounds take as long."""
     clock = itertools.count()
     monkeypatch.setattr(passes, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    sizes = {"rows": 2, "prompt_length": 4, "seconds": 0.0, "call": lambda: None}
     with pytest.raises(ValueError, match="a step of .* is 0"):
-        passes.measure_times({"verifier": pair.verifier}, [], (1, 2), **sizes)
+        passes.measure_costs(pair, (2,), (1, 2), prompt_length=4, seconds=0.0, with_alone=True)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="several processes must share the same costs"):
         passes.measure_costs(pair, (1,), (1, 2))

@@ -1,5 +1,6 @@
 """Rows that end by stop strings: the same rows, cut at the very token."""
 
+import collections
 import itertools
 import random
 
@@ -17,6 +18,7 @@ from specjax.tokenizers.load import load_tokenizer
 from specjax.tokenizers.subword import HuggingFaceTokenizer
 from specjax.tokenizers.tokenizer import ByteTokenizer, Pieces, Tokenizer
 from specjax.types import Sampling
+from tests.tables import p_value
 from tests.variants import variants
 
 WORDS = ("", "", "a", "b", "c", "ab", "ba", "ca", "bc ", " a", "cc", "\n")
@@ -190,30 +192,28 @@ def test_the_sequence_cascade_decides_about_the_cut_response(pair):
 def test_the_law_of_stopped_rows_is_the_stopped_law(pair):
     """By enumeration: the verifier's law of texts, each cut at its stop string."""
     strings, longest, rows = ("ab", "c"), 3, 4000
-    table = np.asarray(pair.verifier.prepared, np.float64)
-    probs = np.exp(table - np.logaddexp.reduce(table, axis=-1, keepdims=True))
-    law = {}
-    for tokens in itertools.product(range(len(WORDS)), repeat=longest):
-        chance, last = 1.0, 2
-        for token in tokens:
-            chance, last = chance * probs[last, token], token
-        whole = tokens[: tokens.index(1)] if 1 in tokens else tokens
-        count, found = end_of(list(whole), strings)
-        ended = "stop" if found else "eos" if 1 in tokens else "length"
-        key = (tuple(whole[:count]), ended)
-        law[key] = law.get(key, 0.0) + chance
+
+    def law(model):
+        table = np.asarray(model.prepared, np.float64)
+        probs = np.exp(table - np.logaddexp.reduce(table, axis=-1, keepdims=True))
+        found = collections.defaultdict(float)
+        for tokens in itertools.product(range(len(WORDS)), repeat=longest):
+            chance, last = 1.0, 2
+            for token in tokens:
+                chance, last = chance * probs[last, token], token
+            whole = tokens[: tokens.index(1)] if 1 in tokens else tokens
+            count, stopped = end_of(list(whole), strings)
+            ended = "stop" if stopped else "eos" if 1 in tokens else "length"
+            found[whole[:count], ended] += chance
+        return found
+
     decoder = specjax.Decoder(
         pair, stop=strings, max_new_tokens=longest, batch_size=500, buckets=(8,), max_draft=2
     )
     result = decoder([[2]] * rows, seed=11)
-    seen = {}
-    for row in result:
-        key = (tuple(row.tokens.tolist()), row.ended_by)
-        seen[key] = seen.get(key, 0) + 1
-    assert seen.keys() <= law.keys()
-    likely = {key: p for key, p in law.items() if p * rows >= 8}
-    chi = sum((seen.get(key, 0) - rows * p) ** 2 / (rows * p) for key, p in likely.items())
-    assert abs(chi - len(likely)) < 5 * np.sqrt(2 * len(likely)) and len(likely) > 50
+    seen = collections.Counter((tuple(row.tokens.tolist()), row.ended_by) for row in result)
+    assert p_value(seen, law(pair.verifier), rows) > 1e-5
+    assert p_value(seen, law(pair.drafter), rows) < 1e-12, "a control"
 
 
 def llama_like(directory, decoders, vocabulary):
