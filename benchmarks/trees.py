@@ -229,7 +229,7 @@ def _check(args: argparse.Namespace) -> None:
 def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
     """The verifier's texts of a pair at each temperature."""
     if args.inputs is not None:
-        source, field = args.inputs, "inputs"
+        source, field = args.inputs, None
         pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     else:
         (source,) = built_in_pair(name).glob("samples.*")
