@@ -365,12 +365,12 @@ def _measure(given: _Texts) -> _Times:
     widths = powers_of_two(max(given.args.drafted) + 1)
     length = max(map(len, given.texts.prompts))
     models = _timed_models(given)
-    # The drafter reviews its own drafts.
-    pairs = Pair(**models), Pair(models[_DRAFTER], models[_DRAFTER])
-    costs = (
-        measure_costs(pair, (1,), widths, prompt_length=length, with_alone=True) for pair in pairs
+    sizes: Any = {"rows": (1,), "widths": widths, "prompt_length": length}
+    # Of the drafter, which reviews its own drafts, only the times of wider passes count.
+    return _Times(
+        measure_costs(Pair(**models), with_alone=True, **sizes),
+        measure_costs(Pair(models[_DRAFTER], models[_DRAFTER]), **sizes),
     )
-    return _Times(*costs)
 
 
 def _decode(given: _Texts, settings: Sequence[Setting]) -> list[dict[str, Any]]:

@@ -153,8 +153,9 @@ def run(args: argparse.Namespace) -> int:
         chunks = [tokens[i : i + batch] for i in range(0, len(tokens) - batch + 1, batch)]
         decoders = _decoders(pair, tokens, args, batch, args.temperatures[0])
         times: dict[int, Costs] = {}
-        one = functools.partial(decoders[0], list(chunks[0]), max_new_tokens=1, progress=False)
-        call = min(time_call(one)[0] for _ in range(_CALLS))
+        print(f"B={batch}: measuring calls of one token ...", flush=True)
+        emit_one = functools.partial(decoders[0], list(chunks[0]), max_new_tokens=1, progress=False)
+        call = min(time_call(emit_one)[0] for _ in range(_CALLS))
         for length in args.drafts:
             print(f"B={batch} G={length}: measuring passes ...", flush=True)
             times[length] = measure_costs(
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
                 (length + 1,),
                 prompt_length=decoders[0].buckets[0],
                 with_alone=True,
-                of_block=True,
+                block_apart=True,
             )
             passes[batch, length] = _of_passes(times[length], call)
             method: Any = decoders[length].method

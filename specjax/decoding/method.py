@@ -236,6 +236,9 @@ class Method(abc.ABC):
     ) -> DecodeState:
         """Reads prompts.
 
+        Values are not checked, as requests of a `Decoder` and an `Engine` are: `max_length` must
+        hold the longest prompt, its output and a block.
+
         Args:
           params: the method's parameters.
           prompts: B prompts.
@@ -307,8 +310,8 @@ class Method(abc.ABC):
     ) -> DecodeState:
         """Decodes to the end as part of the caller's own jitted function.
 
-        Nothing is checked, because values may be traced: limits must be at most `max_new`, and
-        `max_length` must hold the longest prompt, its output and a block (see `init`).
+        Nothing is checked, because values may be traced (see `init`): limits must be at most
+        `max_new`.
 
         Args:
           params: the method's parameters; strengths of a rule scalar or `[B * copies]`.
@@ -824,12 +827,6 @@ def _row(rows: int, caches: Any, row: Array) -> Any:
 _take = jit_at(_row, static_argnums=0)
 
 
-def _check_shape(name: str, value: Any, axes: str, shape: tuple[int, ...]) -> None:
-    scalar = axes.startswith("scalar") and np.shape(value) == ()
-    if np.shape(value) != shape and not scalar:
-        raise UserError(f"{name} must be {axes} = {shape}, got shape {np.shape(value)}")
-
-
 def check_eos_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
     """Raises UserError unless `eos_ids` is a tuple of token ids."""
     if not isinstance(eos_ids, tuple):
@@ -876,4 +873,8 @@ def check_vocabularies(verifier: Any, drafter: Any) -> None:
 def check_strengths(rule: Any, rows: int) -> None:
     """Raises UserError unless every strength of a rule is scalar or `[B]`."""
     for name, leaf in jax.tree_util.tree_leaves_with_path(rule):
-        _check_shape(f"rule{jax.tree_util.keystr(name)}", leaf, "scalar or [B]", (rows,))
+        if np.shape(leaf) not in ((), (rows,)):
+            raise UserError(
+                f"rule{jax.tree_util.keystr(name)} must be scalar or [B] = {(rows,)}, got shape "
+                f"{np.shape(leaf)}"
+            )

@@ -354,7 +354,7 @@ class CausalLM(Model):
     config: DecoderOnlyConfig
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        return input_lengths + prefix_lengths
+        return input_lengths
 
     def _init_variables(self, key: Array) -> Any:
         return self.network.init(key, jnp.zeros((1, 1), jnp.int32))

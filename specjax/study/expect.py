@@ -207,8 +207,8 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
     if setting.part("verification").has_carry:
         return f"{setting.verification} carries its targets from round to round"
     policy = _policy(setting)
-    if policy.reads_past or policy.is_random:
-        return f"stopping={setting.stopping} uses earlier rounds or random draws"
+    if policy.reads_past:
+        return f"stopping={setting.stopping} uses earlier rounds"
     try:
         policy.bind(models[setting.drafter].head)
     except ValueError as error:

@@ -122,7 +122,8 @@ def emitted_law(
       kept: (context, drafted tokens) -> the number of tokens that verification gets; all by default
         (fewer, depending on the drafted tokens, is a negative control).
     """
-    assert stop is fixed_length or not verification.has_carry
+    fixed = stop is fixed_length or not verification.has_carry
+    assert fixed, "a verification with a carry needs drafts of a fixed length"
     vocab = draft.shape[1]
     needed = _offset(vocab, num_tokens + max_draft)
     assert min(len(draft), len(target)) >= needed, f"tables need {needed} prefixes"

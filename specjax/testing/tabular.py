@@ -42,11 +42,11 @@ class TabularModel(LanguageModel):
     reads_trees: ClassVar[bool] = True
 
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
-        return input_lengths + prefix_lengths
+        return input_lengths
 
     def prefill(self, params: Params, prompts: Prompts, max_length: int) -> Prefilled:
         inputs, input_lengths = prompts.inputs, prompts.input_lengths
-        assert prompts.prefix is None
+        assert prompts.prefix is None, "without an encoder, a prefix is the end of the prompt"
         rows, width = inputs.shape
         if width > max_length:
             raise UserError(f"a prompt of {width} tokens is longer than max_length={max_length}")

@@ -131,10 +131,10 @@ def measure_costs(
     prompt_length: int = 32,
     seconds: float = 1.0,
     with_alone: bool = False,
-    of_block: bool = False,
+    block_apart: bool = False,
     progress: bool | None = None,
 ) -> Costs:
-    """Measures a pair on this machine with a few rounds, for the start of a run.
+    """Measures a pair on this machine with a few rounds.
 
     `specjax bench --costs` measures longer.
 
@@ -147,8 +147,8 @@ def measure_costs(
       seconds: the time to measure a batch size, without compilation; up to twice more, and longer,
         if noise makes the time of a pass 0.
       with_alone: whether to measure `Costs.alone` too, as long.
-      of_block: whether `Costs.draft` has the pass of a draft head that drafts a block at once, and
-        `Costs.verifier` does not.
+      block_apart: whether the pass of a draft head that drafts a block at once stands in
+        `Costs.draft` and not in `Costs.verifier`: for figures, because policies expect the other.
       progress: whether to show a progress bar; by default on a terminal, after two seconds.
 
     Raises:
@@ -172,7 +172,7 @@ def measure_costs(
         }
     method: Any = cases[0].method
     drafter = method.drafter
-    if drafter.draft_passes < drafter.max_draft and not of_block:
+    if drafter.draft_passes < drafter.max_draft and not block_apart:
         fits = [_at_once(fit) for fit in fits]
     costs = as_costs(fits, rows, widths, pair.fingerprint)
     times = tuple(_step(fit, batch, pair.verifier) for batch, fit in steps.items())

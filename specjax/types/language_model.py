@@ -148,7 +148,8 @@ class LanguageModel(Protocol):
     def prompt_positions(self, input_lengths: Any, prefix_lengths: Any) -> Any:
         """Counts the cache positions of each prompt, with its last token.
 
-        Lengths are `[B]` or numbers. The first generated token has this position.
+        Lengths are `[B]` or numbers; only an encoder-decoder has prefixes. The first generated
+        token has this position.
         """
 
     @abc.abstractmethod

@@ -406,16 +406,11 @@ class Stopping(Protocol):
     always kept.
 
     Attributes:
-      is_random: whether it uses extra randomness; False by default.
       is_fixed: whether it never stops a draft before its longest length; False by default.
       reads_confidence: whether `step` reads the confidence distributions, which are None otherwise;
         False by default.
       reads_past: whether it keeps a memory of earlier rounds; False by default.
     """
-
-    @property
-    def is_random(self) -> bool:
-        return False
 
     @property
     def is_fixed(self) -> bool:
@@ -523,7 +518,8 @@ class ScoredBlock(NamedTuple):
         certain. With `drawn_from` it may have any number of rows.
       target_probs: the rule's target distribution after each node; unknown at the leaves of a tree
         if the rule reads the drafter.
-      num_drafted: at most G. It may be a stopping time of the draft.
+      num_drafted: at most G. It may be a stopping time of the draft, but for an algorithm with a
+        carry drafts have a fixed length.
       parents: None for a chain.
     """
 
@@ -592,8 +588,9 @@ class Verification(Protocol):
     Attributes:
       keeps_last_pass: the number accepted is the last index whose uniform passes its threshold
         (block verification), not the index before the first failure (token verification).
-      has_carry: whether a round's carry changes the targets of later rounds. Then the drafter's
-        distribution is needed at the bonus position whatever the rule.
+      has_carry: whether a round's carry changes the targets of later rounds. Then drafts must have
+        a fixed length, and the drafter's distribution is needed at the bonus position whatever the
+        rule.
       needs_probs: whether `acceptance` reads the distributions of drafts that are certain, too.
         False: it gets None for them, instead of one-hot distributions.
       walks_trees: whether it has a `walk`.

@@ -329,7 +329,7 @@ class GreedyBlock(Verification):
         new_ratio = _times(
             acceptance.scales[num_accepted], acceptance.targets[num_accepted, next_token], last_q
         )
-        # If the whole block is accepted, the path is at a prefix where its drafter stopped.
+        # If the whole block is accepted, the path is G tokens long.
         goes_on = (num_accepted < block.num_drafted) & jnp.isfinite(new_ratio)
         new_left = jnp.where(goes_on, jnp.maximum(draft_probs.shape[0] - 1 - emitted, 0), 0)
         return GreedyBlockCarry(

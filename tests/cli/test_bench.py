@@ -51,7 +51,11 @@ def arguments(tmp_path, monkeypatch):
 
 
 def test_figures_fit_together(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "measure_costs", lambda *_, **__: COSTS)
+    def measured(*_, with_alone, block_apart, **__):
+        assert with_alone and block_apart
+        return COSTS
+
+    monkeypatch.setattr(bench, "measure_costs", measured)
     assert main(arguments) == 0
     *_, legend, multiplied, _, verdict, line = capsys.readouterr().out.splitlines()
     assert [multiplied] == products()
@@ -61,6 +65,7 @@ def test_figures_fit_together(arguments, capsys, monkeypatch):
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     assert 1 <= row["tokens_per_call"] <= 3 and row["ideal"] > 0
     assert row["passes"]["draft_ms"] == 500.0 and row["passes"]["check_ms"] == 3000.0
+    assert bench._of_passes(COSTS, 5.0)["call_ms"] == 3000.0
 
 
 def test_costs_are_written_for_policies_and_lengths(arguments, tmp_path, monkeypatch, capsys):

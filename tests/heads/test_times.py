@@ -47,10 +47,15 @@ def paths(place, verifier, kind):
     return {"verifier": place / verifier, "drafter": place / verifier / kind}
 
 
+def measured(*_, with_alone, block_apart, **__):
+    assert with_alone and block_apart
+    return COSTS
+
+
 def run_bench(place, verifier, kind, *more, monkeypatch):
     load = functools.partial(specjax.load_pair, tokenizer="bytes")
     monkeypatch.setattr(bench, "load_pair", load)
-    monkeypatch.setattr(bench, "measure_costs", lambda *_, **__: COSTS)
+    monkeypatch.setattr(bench, "measure_costs", measured)
     models = [f"--{name}={path}" for name, path in paths(place, verifier, kind).items()]
     sizes = ["--rows=2", "--drafts=2", "--max-new=6", "--repeats=1"]
     return main(["bench", f"--inputs={place / 'prompts.txt'}", *models, *sizes, *more])

@@ -338,6 +338,12 @@ CALLS = [
     (call(["ba"], rule=rules.OPT([0.1, 0.2])), "OPT.strength has shape [2], but there are 1"),
     (call(["ba"], rule="OPT"), "rule='OPT': OPT: missing a required argument: 'strength'"),
     (call(["ba"], draft_limit=4), "in 0 .. 3, got 4"),
+    (
+        lambda: decoder(verification=verification.GreedyBlock(), max_draft=2)()(
+            ["ba"], draft_limit=1
+        ),
+        "draft_limit of prompt 0 must be None or 2, because this verification needs drafts of a",
+    ),
     *(
         (call(given), f"got {type(given).__name__}")
         for given in ("ba", b"ba", 5, None, {"ba": "de"}, {"ba", "de"})

@@ -126,7 +126,7 @@ def test_the_loops_own_passes_are_measured(kind, clock, monkeypatch):
     np.testing.assert_allclose(found.alone, [ALONE, 3 * ALONE], rtol=1e-6)
     assert found.machine == "here"
     assert found.pair == f"{pair.drafter.fingerprint}+{pair.verifier.fingerprint}"
-    apart = passes.measure_costs(pair, (1,), widths, of_block=True, **options)
+    apart = passes.measure_costs(pair, (1,), widths, block_apart=True, **options)
     np.testing.assert_allclose(apart.draft, [DRAFT], rtol=1e-6)
     np.testing.assert_allclose(apart.verifier, [[*VERIFIER.values()]], rtol=1e-6)
 
