@@ -236,7 +236,7 @@ class Method(abc.ABC):
     ) -> DecodeState:
         """Reads prompts.
 
-        Values are not checked, as requests of a `Decoder` and an `Engine` are: `max_length` must
+        Values are not checked here: `Decoder` and `Engine` check their requests. `max_length` must
         hold the longest prompt, its output and a block.
 
         Args:

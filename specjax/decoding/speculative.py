@@ -587,7 +587,7 @@ class Speculative(Round, Method):
         uniforms = step_uniforms(state, self.num_uniforms)
         limits = state.draft_limits
         if self.verification.has_carry:
-            limits = jnp.full_like(limits, self.max_draft)  # requests are checked
+            limits = jnp.full_like(limits, self.max_draft)  # requests have no other
         outcome = self(
             params, state.sampling, state.inner, uniforms, active, limits,
             with_log_probs=state.wants_log_probs, with_sources=state.wants_sources,

@@ -17,7 +17,7 @@ from flax.core import unfreeze
 from flax.linen.partitioning import get_axis_names
 from flax.traverse_util import flatten_dict
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int32, Integer
+from jaxtyping import Array, Bool, Float32, Integer
 
 from specjax import cpu_kernels
 from specjax.compilation import jit
@@ -333,16 +333,6 @@ def _repeat_first(
     return jnp.where(inside, inputs, inputs[:, :1]).astype(jnp.int32)
 
 
-def _prefix_or_empty(
-    prompts: Prompts,
-) -> tuple[Int32[Array, "B F"], Int32[Array, " B"]]:
-    rows, prefix, prefix_lengths = prompts.inputs.shape[0], prompts.prefix, prompts.prefix_lengths
-    if prefix is None:
-        return jnp.zeros((rows, 0), jnp.int32), jnp.zeros(rows, jnp.int32)
-    assert prefix_lengths is not None, "a prefix needs prefix_lengths"
-    return prefix.astype(jnp.int32), prefix_lengths.astype(jnp.int32)
-
-
 def _is_names(value: Any) -> bool:
     plain = type(value) is tuple and all(isinstance(name, str | None) for name in value)
     return plain or isinstance(value, jax.P)
@@ -487,16 +477,19 @@ class Seq2SeqLM(Model):
         """
         inputs, input_lengths = prompts.inputs, prompts.input_lengths
         rows = inputs.shape[0]
-        prefix, positions = _prefix_or_empty(prompts)
+        positions = jnp.zeros(rows, jnp.int32)
         lengths = input_lengths.astype(jnp.int32)[:, None]
         mask = jnp.arange(inputs.shape[1], dtype=jnp.int32)[None] < lengths
         inputs = _repeat_first(inputs, input_lengths)
         cross = self._apply(params, inputs, mask, method="encode")
-        start = jnp.full((rows, 1), self.config.decoder_start_token, jnp.int32)
-        tokens = jnp.concatenate([start, prefix], axis=1)
+        tokens = jnp.full((rows, 1), self.config.decoder_start_token, jnp.int32)
+        if prompts.prefix is not None:
+            assert prompts.prefix_lengths is not None, "a prefix needs prefix_lengths"
+            tokens = jnp.concatenate([tokens, prompts.prefix.astype(jnp.int32)], axis=1)
+            positions = prompts.prefix_lengths.astype(jnp.int32)
         cache = self._empty_cache(rows, max_length)._replace(cross=cross)
         read, states = tokens[:, :-1], None
-        if prefix.shape[1]:
+        if read.shape[1]:
             updates, states = self._apply(params, read, cross, method="read")
             cache = self.write(cache, updates, jnp.zeros_like(positions))
         last = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
