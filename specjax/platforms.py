@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import jax
@@ -32,13 +33,18 @@ def host_cpu() -> jax.Device | None:
 
 
 @contextlib.contextmanager
-def compiled_for(partitioner: Any) -> Iterator[None]:
-    """Sets the `Partitioner` of a program while it is traced; None for one device."""
-    token = _partitioner.set(partitioner)
+def scoped(variable: contextvars.ContextVar[_T], value: _T) -> Iterator[_T]:
+    """The variable has this value until the context ends."""
+    token = variable.set(value)
     try:
-        yield
+        yield value
     finally:
-        _partitioner.reset(token)
+        variable.reset(token)
+
+
+def compiled_for(partitioner: Any) -> AbstractContextManager[Any]:
+    """Sets the `Partitioner` of a program while it is traced; None for one device."""
+    return scoped(_partitioner, partitioner)
 
 
 def traced_program() -> Any:

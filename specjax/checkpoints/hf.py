@@ -185,7 +185,7 @@ def open_hf(
         outer = {_TIED: values[_TIED] is not None and values[_TIED]} if _TIED in values else {}
         values = {name: value for name, value in inner.items() if name != _TIED} | outer
     reader = reader or SafetensorsReader(directory, nested)
-    embedding, output = _embedding(reader, family), family.hf_name(_LOGITS).hf
+    embedding, output = _embedding(reader, family), family.hf_names(_LOGITS)[0].hf
     denied = values.get(_TIED) is False
 
     @functools.cache
@@ -247,7 +247,7 @@ def _nested(family: Family, model_type: str) -> Nested | None:
 
 
 def _embedding(reader: ArrayReader, family: Family, head: tuple[str, ...] = ()) -> str | None:
-    names = (family.hf_name(_EMBEDDING).hf, *family.copies, *head)
+    names = (family.hf_names(_EMBEDDING)[0].hf, *family.copies, *head)
     return next((name for name in names if name in reader.specs), None)
 
 
@@ -257,7 +257,7 @@ def hf_pieces(
     """The source of every parameter, by path, among a checkpoint's arrays."""
     family = family_of(config)
     lines = {path: renaming_of(reader, family.hf_names(path), shapes[path]) for path in shapes}
-    tied = (family.hf_name(_LOGITS).hf,) if config.tie_embeddings else ()
+    tied = (family.hf_names(_LOGITS)[0].hf,) if config.tie_embeddings else ()
     stored = _embedding(reader, family, tied)
     copies = dict(family.second_copies)
     if stored is not None:
@@ -440,7 +440,7 @@ def write_hf(
     values = config_to_hf(config, ids, dtype)
     if max_position_embeddings is not None:
         _set_longest(values, max_position_embeddings)
-    lines = {path: family_of(config).hf_name(path) for path in params}
+    lines = {path: family_of(config).hf_names(path)[0] for path in params}
     arrays: dict[str, list[Renaming]] = {
         array.hf: [array]
         for path, line in lines.items()
@@ -450,7 +450,7 @@ def write_hf(
     arrays |= {name: [lines[path] for path in paths] for name, paths in joint_arrays(lines).items()}
     if config.tie_embeddings and not values["tie_word_embeddings"]:
         # Untied in the file, so an equal head is written.
-        output = family_of(config).hf_name(_LOGITS).hf
+        output = family_of(config).hf_names(_LOGITS)[0].hf
         arrays[output] = [Renaming(output, _EMBEDDING)]
     shards: list[list[str]] = [[]]
     filled = total = 0

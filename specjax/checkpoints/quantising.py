@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding, Sharding
 from specjax.checkpoints.arrays import View, check_finite, copy_as, matrices_of
 from specjax.checks import require
 from specjax.compilation import jit
-from specjax.errors import UserError
 from specjax.models.int4 import Int4Weight
 from specjax.models.quantised import QuantisedWeight, quantised_form
 from specjax.platforms import host_cpu
@@ -45,7 +44,7 @@ def quantised_placers(
     for path, shape in shapes.items():
         if (kind := quantised_form(path, shape, form)) is not None:
             name = None if check is None else f"{check}: {path}"
-            places = _of_arrays(path, shape, shardings[path], kind)
+            places = _of_arrays(shape, shardings[path], kind)
             _quantiser(kind)  # says at once that Qwix is missing
             placers[path] = functools.partial(_quantise, kind=kind, name=name, places=places)
     return placers
@@ -86,16 +85,12 @@ def _place(array: np.ndarray, sharding: Sharding) -> jax.Array:
 
 
 def _of_arrays(
-    path: str, shape: tuple[int, ...], sharding: Sharding, kind: type[QuantisedWeight]
+    shape: tuple[int, ...], sharding: Sharding, kind: type[QuantisedWeight]
 ) -> list[Sharding]:
     if isinstance(sharding, NamedSharding):
         spec = (*sharding.spec, *(None,) * (len(shape) - len(sharding.spec)))
         axes = dataclasses.astuple(kind.axes(spec))
         return [NamedSharding(sharding.mesh, jax.P(*names)) for names in axes]
-    if len(sharding.device_set) > 1:
-        raise UserError(
-            f"`shardings` of quantised matrices must be NamedShardings, got {sharding} for {path}"
-        )
     return [sharding] * len(dataclasses.fields(kind))
 
 

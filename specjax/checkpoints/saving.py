@@ -190,12 +190,7 @@ def save_t5x_pair(
     T5X's minimal T5, `pair.gin` has their sizes for T5X. T5X's "target" is then
     {"drafter": ..., "verifier": ...}; see `specjax.integrations.t5x`.
 
-    Args:
-      path: a directory that does not exist, or is empty.
-      verifier: the large network's checkpoint.
-      drafter: the small network's.
-      dtype: of the arrays on disk; by default their own, float32 if they differ.
-      check_weights: see `load_model`.
+    By default the arrays on disk have their own dtype, float32 if they differ.
     """
     arrays: dict[str, Any] = {}
     configs, steps = {}, {}

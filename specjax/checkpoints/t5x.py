@@ -38,12 +38,6 @@ CHUNK_BYTES = 64 * 2**20
 _STEP = re.compile(r"checkpoint_(\d+)")
 
 
-def steps(directory: Path) -> dict[int, Path]:
-    """The finished checkpoints in a T5X model directory by step (not `.tmp-...`)."""
-    paths = {step_of(path): path for path in directory.iterdir() if path.is_dir()}
-    return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
-
-
 def step_of(directory: Path) -> int | None:
     """The step in a checkpoint's name."""
     match = _STEP.fullmatch(directory.name)
@@ -52,7 +46,10 @@ def step_of(directory: Path) -> int | None:
 
 def t5x_directory(path: Path) -> Path | None:
     """`checkpoint_<step>` itself, or the latest checkpoint in a model directory."""
-    latest = path if _is_checkpoint(path) else next(reversed(steps(path).values()), None)
+    found = [place for place in path.iterdir() if place.is_dir() and step_of(place) is not None]
+    latest = (
+        path if _is_checkpoint(path) else max(found, key=lambda x: step_of(x) or 0, default=None)
+    )
     if latest is not None and not _is_checkpoint(latest):
         raise UserError(
             f"{latest} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "

@@ -2,15 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from specjax.errors import UserError, tell
 from specjax.platforms import host_cpu
-
-if TYPE_CHECKING:
-    from specjax.acceptance_head import Head
 
 TO_HELP = (
     "its format (t5x: only T5; an embedding tied without scaling is written as an untied copy, "
@@ -61,10 +58,11 @@ def run(args: argparse.Namespace) -> int:
     """Loads SRC on the host and writes DST."""
     # Imported here so that `specjax --help` stays quick.
     from specjax.checkpoints import load_model, read_config, save_model
-    from specjax.checkpoints.attachments import has_head, load_head
+    from specjax.checkpoints.attachments import has_head, load_head, save_head
     from specjax.checkpoints.heads import is_draft_head
     from specjax.checkpoints.hf import longest_context
     from specjax.checkpoints.saving import check_format, save_t5x_pair
+    from specjax.fingerprints import digest
     from specjax.text.directories import real_path
     from specjax.writing import check_free
 
@@ -107,7 +105,14 @@ def run(args: argparse.Namespace) -> int:
         max_position_embeddings=longest_context(loaded.path),
     )
     if head is not None:
-        _copy_head(head, args.destination, host)
+        written = load_model(args.destination, sharding=host, check_weights=False)
+        if digest(written.params, as_bfloat16=True) == head.drafter_fingerprint:
+            save_head(args.destination, head)
+        else:
+            tell(
+                "warning: the acceptance head is left out, because the new dtype changed the "
+                f"drafter's weights: train a head for {args.destination} with `specjax train head`"
+            )
     _tell(args, loaded.format, loaded.model.num_params())
     return 0
 
@@ -164,19 +169,3 @@ def _convert_head(args: argparse.Namespace) -> int:
     )
     _tell(args, opened.format, sum(x.size for x in jax.tree.leaves(params["network"])))
     return 0
-
-
-def _copy_head(head: "Head", destination: Path, host: Any) -> None:
-    """Writes an acceptance head beside its drafter, if the drafter's weights are unchanged."""
-    from specjax.checkpoints import load_model
-    from specjax.checkpoints.attachments import save_head
-    from specjax.fingerprints import digest
-
-    written = load_model(destination, sharding=host, check_weights=False)
-    if digest(written.params, as_bfloat16=True) == head.drafter_fingerprint:
-        save_head(destination, head)
-    else:
-        tell(
-            "warning: the acceptance head is left out, because the new dtype changed the "
-            f"drafter's weights: train a head for {destination} with `specjax train head`"
-        )

@@ -62,15 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 def settings(max_draft: int, temperature: float) -> list[Setting]:
     """Returns the settings of the demo, from the verifier's quality to the drafter's speed."""
-    chosen: list[dict[str, Any]] = [
-        {"method": "VerifierAlone"},
-        {"max_draft": max_draft},
-        *(
-            {"rule": rule, "max_draft": max_draft}
-            for rule in ("OPT(0.2)", "OPT(0.4)", "TokenV3(0.8)")
-        ),
-        {"method": "DrafterAlone"},
-    ]
+    chosen: list[dict[str, Any]] = [{"method": "VerifierAlone"}]
+    rules = ("Lossless", "OPT(0.2)", "OPT(0.4)", "TokenV3(0.8)")
+    chosen += [{"rule": rule, "max_draft": max_draft} for rule in rules]
+    chosen.append({"method": "DrafterAlone"})
     return [Setting(temperature=temperature, **values) for values in chosen]
 
 

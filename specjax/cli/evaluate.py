@@ -1,6 +1,7 @@
 """`specjax evaluate --gin.NAME=value`: scores predictions and compares methods."""
 
 import argparse
+import functools
 import json
 from typing import Any
 
@@ -11,9 +12,7 @@ from specjax.errors import tell
 DEFAULT_FILE = "runs/evaluate.gin"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    gin_config.add_arguments(parser, DEFAULT_FILE)
+add_arguments = functools.partial(gin_config.add_arguments, default=DEFAULT_FILE)
 
 
 def run(args: argparse.Namespace) -> int:

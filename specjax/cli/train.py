@@ -1,6 +1,7 @@
 """`specjax train --gin_file=FILE --gin.NAME=value`: trains a model on pairs of texts."""
 
 import argparse
+import functools
 import json
 import os
 
@@ -15,9 +16,7 @@ GROUPS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
+add_arguments = functools.partial(gin_config.add_arguments, default=DEFAULT_FILE, groups=GROUPS)
 
 
 def run(args: argparse.Namespace) -> int:

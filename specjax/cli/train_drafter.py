@@ -1,6 +1,7 @@
 """`specjax train drafter --gin.NAME=value`: trains a draft head for a verifier."""
 
 import argparse
+import functools
 import json
 import os
 
@@ -10,9 +11,7 @@ from specjax.errors import tell
 DEFAULT_FILE = "runs/train_drafter.gin"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    gin_config.add_arguments(parser, DEFAULT_FILE)
+add_arguments = functools.partial(gin_config.add_arguments, default=DEFAULT_FILE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """`specjax train head --gin.NAME=value`: trains the acceptance head of a pair's drafter."""
 
 import argparse
+import functools
 import json
 
 from specjax.cli import gin_config, print_data
@@ -17,9 +18,7 @@ _NEXT = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments."""
-    gin_config.add_arguments(parser, DEFAULT_FILE, GROUPS)
+add_arguments = functools.partial(gin_config.add_arguments, default=DEFAULT_FILE, groups=GROUPS)
 
 
 def run(args: argparse.Namespace) -> int:

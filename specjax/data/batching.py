@@ -6,7 +6,7 @@ Axes: B rows, L tokens of a bucket, N pairs, T tokens of all pairs, E = 2 N + 1 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -223,9 +223,6 @@ class BucketedBatches:
         self._epoch = -1
         self._plan: list[tuple[int, np.ndarray]] = []
 
-    def __len__(self) -> int:
-        return len(self._pairs)
-
     def batch(self, step: int, targets: Mapping[int, np.ndarray] | None = None) -> Any:
         """The batch of training step `step` (from 0).
 
@@ -241,9 +238,6 @@ class BucketedBatches:
         """The inputs of the batch of `step`, and the length of its bucket in tokens."""
         bucket, members = self._members_of(step)
         return [self._pairs[member][0] for member in members], int(self._lengths[bucket])
-
-    def epoch(self) -> Iterator[Any]:
-        return (self.batch(step) for step in range(self.batches_per_epoch))
 
     def describe(self) -> dict[str, Any]:
         layout: Any = self._layout

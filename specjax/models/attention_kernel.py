@@ -12,8 +12,8 @@ Sources: Milakov and Gimelshein 2018 (online softmax); Dao et al. 2023, Flash-De
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ def attend_long(
     out = pl.pallas_call(
         functools.partial(
             _kernel,
-            sizes=_Sizes(heads, groups, width, padded),
+            parts=[*_parts(inside, heads, groups, width, length, padded)],
             scale=scale,
             softcap=softcap,
             precision=product_precision(query.dtype),
@@ -173,22 +173,14 @@ def _steps(
     return row_of, block_of, ends, stops[-1]
 
 
-class _Sizes(NamedTuple):
-    """Of a set of heads: P heads of N queries each, of width D, at T places with the padding."""
-
-    heads: int
-    groups: int
-    width: int
-    places: int
-
-    def parts(self, sets: int, length: int) -> Iterator[tuple[slice, tuple[int, slice, slice]]]:
-        """Each query's lanes in `[T, sets P N D]`, and its place in `[sets, R, P D]`."""
-        for number in range(sets * self.heads * self.groups):
-            at, among = divmod(number, self.heads * self.groups)
-            lanes = slice(number * self.width, (number + 1) * self.width)
-            own = among // self.groups * self.width
-            rows = slice(among * self.places, among * self.places + length)
-            yield lanes, (at, rows, slice(own, own + self.width))
+# Each query's lanes in `[T, sets P N D]`, and its place in `[sets, R, P D]`; `padded` is T.
+def _parts(
+    sets: int, heads: int, groups: int, width: int, length: int, padded: int
+) -> Iterator[tuple[slice, tuple[int, slice, slice]]]:
+    for number in range(sets * heads * groups):
+        at, among = divmod(number, heads * groups)
+        own, rows = among // groups * width, slice(among * padded, among * padded + length)
+        yield slice(number * width, (number + 1) * width), (at, rows, slice(own, own + width))
 
 
 def _kernel(
@@ -197,7 +189,7 @@ def _kernel(
     ends: Any,
     query_ref: Any,
     *refs: Any,
-    sizes: _Sizes,
+    parts: Sequence[tuple[slice, tuple[int, slice, slice]]],
     scale: float,
     softcap: float | None,
     precision: Any,
@@ -212,7 +204,6 @@ def _kernel(
     fold = functools.partial(
         _fold, spread_ref, most_ref, sum_ref, mean_ref, scale, softcap, precision
     )
-    parts = list(sizes.parts(len(spread_ref), query_ref.shape[1]))
 
     @pl.when(starts)
     def _() -> None:

@@ -5,16 +5,16 @@ caches of a beginning are noted in this order, and continued in it. Only decoder
 `specjax.models` do so; all others read whole prompts.
 """
 
-import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specjax.platforms import scoped
 from specjax.types import Array, Cache
 
 
@@ -39,26 +39,15 @@ _rest: contextvars.ContextVar[tuple[Array, list[Cache]] | None] = contextvars.Co
 )
 
 
-@contextlib.contextmanager
-def noting() -> Iterator[list[Cache]]:
+def noting() -> AbstractContextManager[Any]:
     """Prefills traced in this context note their caches in the list."""
-    caches: list[Cache] = []
-    token = _notes.set(caches)
-    try:
-        yield caches
-    finally:
-        _notes.reset(token)
+    return scoped(_notes, [])
 
 
-@contextlib.contextmanager
-def continuing(beginning: Beginning | None) -> Iterator[None]:
+def continuing(beginning: Beginning | None) -> AbstractContextManager[Any]:
     """Prefills traced in this context begin with these caches; None changes nothing."""
     rest = None if beginning is None else (beginning.lengths, list(beginning.caches))
-    token = _rest.set(rest)
-    try:
-        yield
-    finally:
-        _rest.reset(token)
+    return scoped(_rest, rest)
 
 
 def note(cache: Any) -> Any:

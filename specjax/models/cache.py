@@ -134,18 +134,14 @@ class RaggedCache(NamedTuple):
     cross: Cross | None = None
     recurrent: RecurrentMemory | None = None
 
-    def max_length(self, layout: CacheLayout = CacheLayout()) -> int:  # noqa: B008  immutable
+    def max_length(self, layout: CacheLayout) -> int:
         return self.keys[0].shape[1 + layout.key_axis]
 
 
 def allocate(
-    layers: Sequence[ModelConfig],
-    batch: int,
-    max_length: int,
-    layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
+    layers: Sequence[ModelConfig], batch: int, max_length: int, layout: CacheLayout
 ) -> RaggedCache:
     """An empty cache of layers of these sizes: zeros, without `cross`."""
-    assert max_length >= 1
 
     def empty(sizes: ModelConfig, axis: int) -> Array:
         joins = layout.joins_long and max_length >= LONG
@@ -161,10 +157,7 @@ def allocate(
 
 
 def write(
-    cache: RaggedCache,
-    updates: CacheEntries,
-    positions: Integer[Array, " B"],
-    layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
+    cache: RaggedCache, updates: CacheEntries, positions: Integer[Array, " B"], layout: CacheLayout
 ) -> RaggedCache:
     """Writes a block at `positions[b] .. positions[b] + T - 1` of each row b.
 
@@ -214,7 +207,7 @@ def keep(
     cache: RaggedCache,
     positions: Integer[Array, " B"],
     nodes: Integer[Array, "B G"],
-    layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
+    layout: CacheLayout,
 ) -> RaggedCache:
     """Moves the entries of a path through a tree, which starts at `positions[b]`, together.
 
@@ -258,10 +251,7 @@ def _write_at(axis: int, entries: Array, block: Array, place: Int32[Array, "B T"
     return jax.vmap(write_row)(entries, block.astype(entries.dtype), place)
 
 
-def logical_axes(
-    cache: RaggedCache,
-    layout: CacheLayout = CacheLayout(),  # noqa: B008  immutable
-) -> Any:
+def logical_axes(cache: RaggedCache, layout: CacheLayout) -> Any:
     """The cache, of arrays or of shapes, with a tuple of axis names in place of each array."""
     keys, values = ("batch", "kv_heads", "length", "kv"), ("batch", "kv_heads", "kv", "length")
     if layout.by_position:

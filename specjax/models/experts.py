@@ -160,11 +160,10 @@ def _mix(
     in_groups = functools.partial(_in_groups, activations)
     if x.shape[0] * x.shape[1] > MOST_TOKENS or not fits(stacks) or runs_no_kernels():
         return in_groups(x, shares, chosen, stacks, biases)
-    few = functools.partial(_by_kernel, activations)
+    few = _with_gradient_of(in_groups, functools.partial(_by_kernel, activations))
     return by_platform(x, shares, chosen, stacks, biases, tpu=few, default=in_groups)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _by_kernel(
     activations: tuple[str, ...],
     x: Array,
@@ -180,15 +179,14 @@ def _by_kernel(
     return mixed_few(tokens, shares, stacks, biases, activations=activations).reshape(x.shape)
 
 
-def _kernel_forward(activations: tuple[str, ...], *given: Any) -> tuple[Array, Any]:
-    return _by_kernel(activations, *given), given
-
-
-def _kernel_backward(activations: tuple[str, ...], given: Any, slopes: Array) -> Any:
-    return jax.vjp(functools.partial(_in_groups, activations), *given)[1](slopes)
-
-
-_by_kernel.defvjp(_kernel_forward, _kernel_backward)
+# `forward`, with the gradient of `plain`.
+def _with_gradient_of(plain: Callable[..., Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    both = jax.custom_vjp(forward)
+    both.defvjp(
+        lambda *given: (forward(*given), given),
+        lambda given, slopes: jax.vjp(plain, *given)[1](slopes),
+    )
+    return both
 
 
 def _in_groups(
@@ -233,25 +231,12 @@ def _in_groups(
 
 # The product of each row with its expert's matrix. The first rows are of the first expert, and so
 # on; those after the last expert's are arbitrary.
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _multiply(
     tile: int, rows: Float[Array, "R n"], stack: Array, sizes: Int32[Array, " X"]
 ) -> Float[Array, "R m"]:
     in_loop = functools.partial(_in_loop, tile)
-    return by_platform(rows, stack, sizes, tpu=_in_kernel, default=in_loop)
-
-
-def _forward(tile: int, rows: Array, stack: Array, sizes: Array) -> tuple[Array, Any]:
-    return _multiply(tile, rows, stack, sizes), (rows, stack, sizes)
-
-
-def _backward(tile: int, given: Any, slopes: Array) -> tuple[Array, Array, None]:
-    rows, stack, sizes = given
-    _, pulled = jax.vjp(lambda rows, stack: _in_kernel(rows, stack, sizes), rows, stack)
-    return (*pulled(slopes), None)
-
-
-_multiply.defvjp(_forward, _backward)
+    forms = functools.partial(by_platform, tpu=_in_kernel, default=in_loop)
+    return _with_gradient_of(_in_kernel, forms)(rows, stack, sizes)
 
 
 def _in_kernel(rows: Array, stack: Array, sizes: Array) -> Array:

@@ -37,12 +37,13 @@ class HFFields:
 
     Attributes:
       name: of the file, or of the object inside it.
-      compare_head: finds the checkpoint's output projection, see `head`. It may read two arrays.
+      head: whether the output projection is "separate", "copied" from the embedding, or None if
+        absent. It may read two arrays.
     """
 
     values: Mapping[str, Any]
     name: Path | str = ""
-    compare_head: Callable[[], str | None] = lambda: None
+    head: Callable[[], str | None] = lambda: None
 
     def read(self, from_hf: Callable[["HFFields"], _Config]) -> _Config:
         """What a family's `from_hf` makes of the fields, with errors that name the file."""
@@ -50,11 +51,6 @@ class HFFields:
             return from_hf(self)
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from None
-
-    @property
-    def head(self) -> str | None:
-        """The output projection: "separate", "copied" from the embedding, or None if absent."""
-        return self.compare_head()
 
     def number(self, name: str, *default: float | None) -> Any:
         """A finite number, or the default if the field is absent or null."""
@@ -103,7 +99,7 @@ class HFFields:
         """The fields of an inner object, which may name only this `model_type`."""
         if self.values.get(name) is None:
             raise UserError(f"{name} must be an object, and is missing")
-        inner = HFFields(self.objects(name), name, self.compare_head)
+        inner = HFFields(self.objects(name), name, self.head)
         inner.read(lambda fields: fields.refuse("model_type", (model_type,), model_type))
         return inner
 
@@ -309,12 +305,8 @@ class Family:
         """Its fields, without dtypes and special ids; refuses what transformers has not."""
         return {name: x for line in self.fields for name, x in line.write(config).items()}
 
-    def hf_name(self, path: str) -> Renaming:
-        """The entry of `names` for a parameter, such as `decoder/layers_3/mlp/wo/kernel`."""
-        return self.hf_names(path)[0]
-
     def hf_names(self, path: str) -> list[Renaming]:
-        """All its entries; a checkpoint has the arrays of one."""
+        """All entries of a parameter, such as `decoder/layers_3/mlp/wo/kernel`; a file has one."""
         number = re.search(r"(?<=/layers_)\d+(?=/)", path)
         layer = number.group() if number else ""
         pattern = path.replace(f"/layers_{layer}/", "/layers_{i}/") if number else path

@@ -110,10 +110,7 @@ def _check_gemma2(fields: HFFields, ours: Mapping[str, Any]) -> dict[str, Any]:
     if not fields.values.get("hidden_activation"):
         fields.refuse("hidden_act", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     types = fields.values.get("layer_types")
-    # As long as the list: a damaged file may name any number of layers.
-    count = len(types) if isinstance(types, list) else 0
-    alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(count)]
-    if types is not None and (types != alternating or count != ours["num_layers"]):
+    if types not in (None, [*types_by_number(ours["num_layers"], 2)]):
         raise UserError(
             f"layer_types={types} must alternate between sliding_attention and full_attention, as "
             f"in Gemma 2, for num_hidden_layers={ours['num_layers']}"

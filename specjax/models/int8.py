@@ -42,11 +42,8 @@ class Int8Weight(StoredWeight):
     channel_axis: ClassVar[int] = 1  # that has a scale per entry
 
     def read(self, dtype: Any) -> Array:
-        return (self.values.astype(jnp.float32) * self.scales[..., None, :]).astype(dtype)
-
-    def rows(self, index: Array, dtype: Any) -> Array:
-        values = jnp.take(self.values, index, axis=0, mode="clip").astype(jnp.float32)
-        return (values * self.scales.reshape((1,) * index.ndim + (-1,))).astype(dtype)
+        scales = jnp.expand_dims(self.scales, -1 - self.channel_axis)
+        return (self.values.astype(jnp.float32) * scales).astype(dtype)
 
     def product(self, dot: Callable[[Array, Array], Array], x: Array) -> Array:
         def whole(x: Array, weight: Int8Weight) -> Array:
@@ -110,9 +107,6 @@ class Int8Embedding(Int8Weight):
     scales: Float32[Array, " n"]
 
     channel_axis: ClassVar[int] = 0
-
-    def read(self, dtype: Any) -> Array:
-        return (self.values.astype(jnp.float32) * self.scales[:, None]).astype(dtype)
 
     def rows(self, index: Array, dtype: Any) -> Array:
         values, scales = (

@@ -131,11 +131,7 @@ def _original_positions(config: Phi3Config) -> dict[str, int]:
     return {"original_max_position_embeddings": original}
 
 
-# Arrays that join kernels, in this order.
-_JOINED = {
-    "self_attn.qkv_proj": ("self_attention/query", "self_attention/key", "self_attention/value"),
-    "mlp.gate_up_proj": ("mlp/wi_0", "mlp/wi_1"),
-}
+_HF, _OURS = "model.layers.{i}", "decoder/layers_{i}"
 
 PHI3 = decoder_only_family(
     "phi3",
@@ -143,13 +139,11 @@ PHI3 = decoder_only_family(
     architectures=("Phi3ForCausalLM",),
     special_ids={"eos_token_id": 32_000, "pad_token_id": 32_000, "bos_token_id": 1},
     names=(
-        *(
-            Renaming(
-                f"model.layers.{{i}}.{hf}.weight", f"decoder/layers_{{i}}/{ours}/kernel", T, part
-            )
-            for hf, kernels in _JOINED.items()
-            for part, ours in enumerate(kernels)
-        ),
+        Renaming(f"{_HF}.self_attn.qkv_proj.weight", f"{_OURS}/self_attention/query/kernel", T, 0),
+        Renaming(f"{_HF}.self_attn.qkv_proj.weight", f"{_OURS}/self_attention/key/kernel", T, 1),
+        Renaming(f"{_HF}.self_attn.qkv_proj.weight", f"{_OURS}/self_attention/value/kernel", T, 2),
+        Renaming(f"{_HF}.mlp.gate_up_proj.weight", f"{_OURS}/mlp/wi_0/kernel", T, 0),
+        Renaming(f"{_HF}.mlp.gate_up_proj.weight", f"{_OURS}/mlp/wi_1/kernel", T, 1),
         *LLAMA_NAMES,
     ),
     fields=(
@@ -353,7 +347,7 @@ def _gpt_oss_size(layers: int, experts: int) -> GptOssConfig:
     )
 
 
-_HF, _OURS = "model.layers.{i}", "decoder/layers_{i}"
+_joined = functools.partial(Renaming, alternating=True)
 
 GPT_OSS = decoder_only_family(
     "gpt_oss",
@@ -363,20 +357,12 @@ GPT_OSS = decoder_only_family(
         Renaming(f"{_HF}.self_attn.sinks", f"{_OURS}/self_attention/sinks"),
         Renaming(f"{_HF}.mlp.router.weight", f"{_OURS}/mlp/router", T),
         Renaming(f"{_HF}.mlp.router.bias", f"{_OURS}/mlp/router_bias"),
-        *(
-            Renaming(
-                f"{_HF}.mlp.experts.{hf}{end}",
-                f"{_OURS}/mlp/{ours}{end}",
-                part=part,
-                alternating=part is not None,
-            )
-            for end in ("", "_bias")
-            for hf, ours, part in (
-                ("gate_up_proj", "wi_0", 0),
-                ("gate_up_proj", "wi_1", 1),
-                ("down_proj", "wo", None),
-            )
-        ),
+        _joined(f"{_HF}.mlp.experts.gate_up_proj", f"{_OURS}/mlp/wi_0", part=0),
+        _joined(f"{_HF}.mlp.experts.gate_up_proj", f"{_OURS}/mlp/wi_1", part=1),
+        _joined(f"{_HF}.mlp.experts.gate_up_proj_bias", f"{_OURS}/mlp/wi_0_bias", part=0),
+        _joined(f"{_HF}.mlp.experts.gate_up_proj_bias", f"{_OURS}/mlp/wi_1_bias", part=1),
+        Renaming(f"{_HF}.mlp.experts.down_proj", f"{_OURS}/mlp/wo"),
+        Renaming(f"{_HF}.mlp.experts.down_proj_bias", f"{_OURS}/mlp/wo_bias"),
         *LLAMA_NAMES,
     ),
     fields=(

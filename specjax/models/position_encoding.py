@@ -43,11 +43,10 @@ class Rope(NamedTuple):
     sin: Float32[Array, "B T 1 pairs"]
 
 
-def rope_angles(
-    positions: Int32[Array, "B T"], frequencies: np.ndarray, scale: float = 1.0
-) -> Rope:
+def rope_angles(positions: Int32[Array, "B T"], frequencies: Any, scale: float = 1.0) -> Rope:
     """The rotary angles at positions; see `rope_frequencies`, and `Style.rope_scale`."""
-    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
+    angles = positions.astype(jnp.float32)[:, :, None]
+    angles *= np.asarray(frequencies, np.float32)[None, None, :]
     parts = (jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None])
     return Rope(*parts) if scale == 1.0 else Rope(*(part * scale for part in parts))
 
@@ -65,16 +64,10 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rope) -> Float[Array, "B T head
 def buckets(
     distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """Sorts distances into buckets: one bucket per small distance, then logarithmic.
+    """Sorts distances, query minus key, into buckets: one for each small one, then logarithmic.
 
-    Distances below a quarter of `num_buckets` (half, if not bidirectional) have a bucket each.
-
-    Args:
-      distances: int, query position minus key position.
-      bidirectional: whether half of the buckets are for keys after the query; else these keys share
-        bucket 0.
-      num_buckets: the number of buckets.
-      max_distance: this and all larger distances share the last bucket.
+    Small are those below a quarter of `num_buckets`. Half of the buckets are for keys after the
+    query; if not bidirectional, these keys share bucket 0, and small is below a half.
 
     Source: `t5x/examples/t5/layers.py`, `RelativePositionBiases`.
     """

@@ -202,10 +202,7 @@ _QWEN35_NAMES = (
 _NEXT_NAMES = (
     *(
         Renaming(f"{_HF}.in_proj_{hf}.weight", f"{_OURS}/{name}/kernel", T, i, _LINEAR_SIZES[0])
-        for hf, names in {
-            "qkvz": ("query", "key", "value", "gate"),
-            "ba": ("beta", "decay"),
-        }.items()
+        for hf, names in (("qkvz", (*_JOINED, "gate")), ("ba", ("beta", "decay")))
         for i, name in enumerate(names)
     ),
     *_SHARED_NAMES,

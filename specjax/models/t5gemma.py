@@ -88,23 +88,22 @@ _COMMON = (
 )
 
 
-def _check_vocabularies(fields: HFFields, sizes: tuple[int, ...]) -> None:
+# The fields of both stacks.
+def _joint(fields: HFFields, encoder: Any, decoder: Any) -> dict[str, Any]:
+    sizes = encoder.vocab_size, decoder.vocab_size
     outer = fields.whole("vocab_size", sizes[0])
     if len({*sizes, outer}) > 1:
         raise UserError(
             "vocab_size of the encoder, the decoder and the model must be the same, got "
             f"{', '.join(map(str, sizes))}, {outer}"
         )
+    return {**vars(decoder), "encoder": encoder}
 
 
 def _read(fields: HFFields, _: Any) -> dict[str, Any]:
     parts = [fields.part(name, "t5_gemma_module") for name in ("encoder", "decoder")]
-    stacks: list[Any] = [
-        HFFields({**_DEFAULTS, **part.values}, part.name).read(GEMMA2.from_hf) for part in parts
-    ]
-    encoder, decoder = stacks
-    _check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
-    return {**vars(decoder), "encoder": encoder}
+    stacks = (HFFields({**_DEFAULTS, **x.values}, x.name).read(GEMMA2.from_hf) for x in parts)
+    return _joint(fields, *stacks)
 
 
 # transformers' values for fields that a file leaves out.
@@ -254,12 +253,9 @@ def _read_2(fields: HFFields, _: Any) -> dict[str, Any]:
     outer = fields.part("encoder", "t5gemma2_encoder")
     inner = fields.part("decoder", "t5gemma2_decoder")
     text = outer.read(lambda fields: fields.part("text_config", "t5gemma2_text"))
-    encoder: Any = text.read(GEMMA3.from_hf)
-    decoder: Any = inner.read(GEMMA3.from_hf)
-    _check_vocabularies(fields, (encoder.vocab_size, decoder.vocab_size))
+    both = _joint(fields, *(part.read(GEMMA3.from_hf) for part in (text, inner)))
     fields.refuse("tie_word_embeddings", (True,), True)
-    eoi = outer.whole("eoi_token_index", 256_000, least=0)
-    return {**vars(decoder), "encoder": encoder, "eoi_token": eoi}
+    return {**both, "eoi_token": outer.whole("eoi_token_index", 256_000, least=0)}
 
 
 # The smallest vision model: transformers always makes one.
@@ -309,9 +305,7 @@ T5GEMMA2 = Family(
     names=(
         Renaming("model.encoder.embed_tokens.weight", "token_embedder/embedding"),
         Renaming(_EOI, "token_embedder/eoi_embedding"),
-        *_stack_names("model.encoder", "encoder", "attention"),
-        *_stack_names("model.decoder", "decoder", "self_attention"),
-        Renaming("lm_head.out_proj.weight", "decoder/logits_dense/kernel", T),
+        *T5GEMMA.names[2:],
     ),
     fields=(Field(_read_2, _write_2), *_COMMON),
     copies=("model.decoder.embed_tokens.weight",),

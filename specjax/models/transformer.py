@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax.core.spmd import get_logical_axis_rules
 from flax.linen.partitioning import param_with_axes
@@ -318,9 +317,7 @@ class Stack(nn.Module):
                 positions = places_from(jnp.zeros(x.shape[0], jnp.int32), x.shape[1])
             else:
                 positions = memory.places(x.shape[1])
-            return rope_angles(
-                positions, np.asarray(frequencies, np.float32), self.style.rope_scale
-            )
+            return rope_angles(positions, frequencies, self.style.rope_scale)
 
         return [angles(spec.rope) for spec in self.style.layers]
 

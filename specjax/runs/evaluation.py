@@ -80,21 +80,19 @@ class Predictions:
         return len(self.outputs)
 
 
-def read_predictions(
-    path: PathLike, *, prediction_field: str = "prediction", targets_field: str = "targets"
-) -> list[Predictions]:
+def read_predictions(path: PathLike, *, prediction_field: str = "prediction") -> list[Predictions]:
     """Reads a file of predictions.
 
     Args:
       path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`. Rows
         of `specjax infer` are sorted by id; other rows keep the order of the file.
-      prediction_field: the key of the output, a text or null.
-      targets_field: the key of a row's reference, a text or a list of texts; optional.
+      prediction_field: the key of the output, a text or null. A row's reference, a text or a list
+        of texts, is in `targets`.
 
     Returns:
       The predictions of each sample of a run of `specjax infer`, or those of the file.
     """
-    name, fields = os.path.expanduser(path), (prediction_field, targets_field)
+    name = os.path.expanduser(path)
     if os.path.isdir(name):
         name = os.path.join(name, rows_lib.PREDICTIONS_NAME)
     run, records = None, []
@@ -116,10 +114,11 @@ def read_predictions(
             )
         records.append(record)
     if all(rows_lib.CHECKSUM in record for record in records):
-        return [predictions_of(sample, name, *fields) for sample in _by_sample(name, records)]
+        samples = _by_sample(name, records)
+        return [predictions_of(sample, name, prediction_field) for sample in samples]
     # `info` of other programs may have another form.
     plain = [{key: value for key, value in record.items() if key != "info"} for record in records]
-    return [predictions_of(plain, name, *fields)]
+    return [predictions_of(plain, name, prediction_field)]
 
 
 def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -137,20 +136,17 @@ def _by_sample(name: str, records: list[dict[str, Any]]) -> list[list[dict[str, 
 
 
 def predictions_of(
-    records: Sequence[dict[str, Any]],
-    path: str,
-    prediction_field: str = "prediction",
-    targets_field: str = "targets",
+    records: Sequence[dict[str, Any]], path: str, prediction_field: str = "prediction"
 ) -> Predictions:
     """Makes predictions from a record for each row, in order; `path` names them in messages."""
     texts = [record[prediction_field] for record in records]
     inputs = [record.get("inputs") for record in records]
     targets: list[tuple[str, ...] | None] = [None] * len(records)
     for row, record in enumerate(records):
-        if targets_field in record:
+        if "targets" in record:
             where = f"{path}: row {row} (from 0)"
             one = SourceRecord(where, record)
-            targets[row] = _as_tuple(field_of(one, targets_field, "targets_field"))
+            targets[row] = _as_tuple(field_of(one, "targets", "references_field"))
     counts = target = p = None
     if any("info" in record for record in records):
         counts = RowCounts.from_records(records)
@@ -350,7 +346,6 @@ def evaluate(
     references_field: str | int | None = None,
     metrics: Sequence[str] = ("bleu", "chrf"),
     prediction_field: str = "prediction",
-    targets_field: str = "targets",
     answer: Callable[[str], str] | None = None,
     reference_answer: Callable[[str], str] | None = None,
     costs: Mapping[str, float] | None = None,
@@ -370,9 +365,8 @@ def evaluate(
     so are the samples of each input in a run with `num_samples`.
 
     Args:
-      predictions: files (see `read_predictions`, which also has `prediction_field` and
-        `targets_field`): a path, several paths, or method -> a path or several. All must have the
-        same inputs.
+      predictions: files (see `read_predictions`, which also has `prediction_field`): a path,
+        several paths, or method -> a path or several. All must have the same inputs.
       references: files of references (see `read_references`, which also has `field`); None: those
         in the predictions.
       metrics: names in `METRICS`, and "pass_at_1" with `problems`; empty for only the figures of
@@ -412,12 +406,15 @@ def evaluate(
     check_answers(answer, reference_answer)
     prices = None if costs is None else check_costs(costs)
     files = methods_of(predictions)
-    fields = {"prediction_field": prediction_field, "targets_field": targets_field}
     methods: dict[str, Sequence[Predictions]] = {}
     for name, paths in files.items():
         settings = compared(paths[0]) if len(paths) == 1 else None
         if settings is None:
-            methods[name] = [x for path in paths for x in read_predictions(path, **fields)]
+            methods[name] = [
+                x
+                for path in paths
+                for x in read_predictions(path, prediction_field=prediction_field)
+            ]
         else:  # each setting is a method
             before = "" if len(files) == 1 else f"{name}: "
             methods |= {f"{before}{setting}": several for setting, several in settings.items()}
@@ -441,7 +438,7 @@ def evaluate(
         if len(texts) != len(runs[0]):
             raise UserError(
                 f"there are {len(texts)} references for the {len(runs[0])} rows of {runs[0].path}: "
-                f"give each row a reference, in its {targets_field!r} or in a file"
+                f"give each row a reference, in its 'targets' or in a file"
             )
     if reference_answer is not None:
         texts = [tuple(map(reference_answer, several)) for several in texts]

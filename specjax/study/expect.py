@@ -40,6 +40,7 @@ from specjax.rules.target import has_carry
 from specjax.sampling.draws import draw, num_uniforms, residual_weights, total
 from specjax.text import TextModel
 from specjax.text.decoder import Decoder
+from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting, check_single
 from specjax.text.teacher_forcing import (
     KnownRows,
@@ -92,7 +93,7 @@ class Expected:
         """Returns the figures as JSON values, None for numbers that are not finite."""
         names = [field.name for field in dataclasses.fields(self)[1:]]
         values = {name: getattr(self, name) for name in names}
-        return {name: x if math.isfinite(x) else None for name, x in values.items()}
+        return {name: finite(x) for name, x in values.items()}
 
     @classmethod
     def of(cls, setting: Setting, values: Mapping[str, Any]) -> "Expected":
@@ -206,7 +207,7 @@ def cannot_estimate(setting: Setting, models: Mapping[str, TextModel]) -> str | 
         return f"the decisions of {setting.rule} depend on earlier tokens"
     if setting.part("verification").has_carry:
         return f"{setting.verification} carries its targets from round to round"
-    policy = _policy(setting)
+    policy = setting.part("stopping") or FixedLength()
     if policy.reads_past:
         return f"stopping={setting.stopping} uses earlier rounds"
     try:
@@ -470,11 +471,6 @@ def visits(
     return starts[:, :, :width]
 
 
-def _policy(setting: Setting) -> Stopping:
-    policy: Stopping | None = setting.part("stopping")
-    return FixedLength() if policy is None else policy
-
-
 def _of_drafter(
     models: Mapping[str, TextModel],
     texts: KnownTexts,
@@ -491,7 +487,7 @@ def _of_drafter(
     rules = {setting.rule: setting.part("rule") for setting in ruled}
     stopped = [setting for setting in settings if setting.stopping is not None]
     bound = {
-        (setting.stopping, setting.min_draft): _policy(setting).bind(pair[0].head)
+        (setting.stopping, setting.min_draft): setting.part("stopping").bind(pair[0].head)
         for setting in stopped
     }
     longest = max((setting.longest or 0 for setting in stopped), default=0)

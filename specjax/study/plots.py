@@ -33,22 +33,6 @@ _DPI = 130
 _FAR = 5.0
 
 
-def draw(scored: Mapping[Setting, Scores], quality: str, bootstrap: Bootstrap) -> dict[str, bytes]:
-    """Draws all plots, with a panel for each temperature.
-
-    Each curve has its own mark, line and shade, so that colours are not needed. Settings on the
-    front (see `tables.front`) have rings and are joined by steps. A setting without a finite figure
-    is left out of that plot.
-
-    Returns:
-      File name -> content; empty plots are left out.
-    """
-    files: dict[str, bytes] = {}
-    for name in PLOTS:
-        files |= files_of(name, figure(scored, name, quality, bootstrap))
-    return files
-
-
 def files_of(name: str, drawn: Any) -> dict[str, bytes]:
     """The files of a figure; none without a figure."""
     files = {}
@@ -123,7 +107,15 @@ def _legend(drawn: Any, first: Iterable[str]) -> None:
 
 
 def figure(scored: Mapping[Setting, Scores], name: str, quality: str, bootstrap: Bootstrap) -> Any:
-    """Draws a plot of `PLOTS`; returns a matplotlib `Figure`, or None for an empty plot."""
+    """Draws a plot of `PLOTS`, with a panel for each temperature.
+
+    Each curve has its own mark, line and shade, so that colours are not needed. Settings on the
+    front (see `tables.front`) have rings and are joined by steps. A setting without a finite figure
+    is left out.
+
+    Returns:
+      A matplotlib `Figure`, or None for an empty plot.
+    """
     cost, words = PLOTS[name]
     of_curves = itertools.chain(*curves(scored))
     if not any(_values(scored[setting], cost, quality) for setting in of_curves):

@@ -221,7 +221,8 @@ class Points:
         table_2: tables.Rows = []
         if quality is not None:
             table_2 = tables.table_2(scored, quality, bootstrap)
-            files |= plots.draw(scored, quality, bootstrap)
+            for name in plots.PLOTS:
+                files |= plots.files_of(name, plots.figure(scored, name, quality, bootstrap))
             rows["table_2"] = tables.table_2_rows(table_2, quality)
         files |= {f"{name}.csv": tables.csv_text(each).encode() for name, each in rows.items()}
         for name, data in files.items():

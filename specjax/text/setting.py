@@ -3,13 +3,13 @@
 Axes: G longest draft.
 """
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from specjax.drafting.stopping import check_policy
 from specjax.drafting.trees import MOST_NODES
 from specjax.errors import UserError
 from specjax.fingerprints import digest
+from specjax.platforms import scoped
 from specjax.rules.target import check_is_rule
 from specjax.text.draft_length import DraftLength, draft_length, expected_rounds, round_costs
 from specjax.text.drafts import DecoderModels, WithParams, catches_up, check_names
@@ -680,14 +681,9 @@ def _speculative(
 _known_costs: contextvars.ContextVar[Costs | None] = contextvars.ContextVar("costs", default=None)
 
 
-@contextlib.contextmanager
-def use_costs(costs: Costs) -> Iterator[None]:
+def use_costs(costs: Costs) -> AbstractContextManager[Any]:
     """A `Decoder` made in this context uses these costs, if they belong to its pair."""
-    token = _known_costs.set(costs)
-    try:
-        yield
-    finally:
-        _known_costs.reset(token)
+    return scoped(_known_costs, costs)
 
 
 def _with_costs(

@@ -126,16 +126,13 @@ def special_ids(directory: Path) -> SpecialIds:
     return ids
 
 
-def copy_tokenizer_files(source: Path, destination: Path) -> list[str]:
-    """Copies a tokenizer's files, but no file that is there already; returns the names copied."""
+def copy_tokenizer_files(source: Path, destination: Path) -> None:
+    """Copies a tokenizer's files, but no file that is there already."""
     more = sorted((source / MORE_CHAT_TEMPLATES).glob("*.jinja"))
-    copied = []
     for name in (*TOKENIZER_FILES, *(f"{MORE_CHAT_TEMPLATES}/{file.name}" for file in more)):
         if (source / name).is_file() and not (destination / name).exists():
             (destination / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, destination / name)
-            copied.append(name)
-    return copied
 
 
 @contextlib.contextmanager

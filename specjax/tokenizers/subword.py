@@ -4,12 +4,13 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from specjax.errors import MissingFileError, UserError
 from specjax.tokenizers.model_files import no_panic
-from specjax.tokenizers.tokenizer import Pieces, Tokenizer, runs
+from specjax.tokenizers.tokenizer import Pieces, Tokenizer
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
 from specjax.tokenizers.transformers_classes import (
     PLAIN,
@@ -174,11 +175,11 @@ class SentencePieceTokenizer(SubwordTokenizer):
         if skip_special_tokens:
             ids = [i for i in ids if i not in self._special]
         text = ""
-        for spelt, run in runs(ids, lambda i: i in self._texts or self.token(i) is None):
+        for spelt, run in groupby(ids, lambda i: i in self._texts or self.token(i) is None):
             if spelt:
                 text += "".join(self._texts.get(i, "") for i in run)
             else:
-                text += self._exact.DecodeIds(run)
+                text += self._exact.DecodeIds([*run])
         # Only the space that encoding put before the text is removed, as in transformers.
         begins = self._dummy_prefix and ids and ids[0] not in self._texts
         return text.removeprefix(" ") if begins else text

@@ -3,11 +3,11 @@
 import abc
 import functools
 import hashlib
-import itertools
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 from specjax.errors import UserError
@@ -226,7 +226,7 @@ class ByteTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         parts = []
-        for special, run in runs(ids, lambda i: not self.OFFSET <= i < self.OFFSET + 256):
+        for special, run in groupby(ids, lambda i: not self.OFFSET <= i < self.OFFSET + 256):
             if not special:
                 parts.append(bytes(i - self.OFFSET for i in run).decode("utf-8", errors="ignore"))
             elif not skip_special_tokens:
@@ -257,16 +257,4 @@ def warn_of_two_bos(tokenizer: Tokenizer, ids: Sequence[int], remedy: str) -> No
 def common_prefix(text: str, other: str) -> str:
     """The longest beginning of both texts."""
     pairs = zip(text, other, strict=False)
-    return "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def runs(ids: Sequence[int], kind: Callable[[int], bool]) -> Iterator[tuple[bool, list[int]]]:
-    """Maximal runs of ids of one kind."""
-    run: list[int] = []
-    for i in ids:
-        if run and kind(i) != kind(run[0]):
-            yield kind(run[0]), run
-            run = []
-        run.append(i)
-    if run:
-        yield kind(run[0]), run
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -337,9 +337,6 @@ class VerifierBatches:
 
     def batch(self, step: int) -> Any:
         return self._batches.batch(step)
-
-    def epoch(self) -> Iterator[Any]:
-        return self._batches.epoch()
 
 
 def train_drafter(

@@ -253,7 +253,7 @@ class TokensPerCall:
         found = {}
         for name, (temperature, batches) in self._texts.items():
             tokens, calls = 0, 0.0
-            for batch in batches.epoch():
+            for batch in map(batches.batch, range(batches.batches_per_epoch)):
                 counts = np.asarray(self._task.written(batch)).sum(axis=1)
                 # Powers of two: few programs.
                 longest = max(_AT_ONCE, 1 << (int(counts.max()) - 1).bit_length())

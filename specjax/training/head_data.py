@@ -6,7 +6,7 @@ chunk, V vocabulary, D the drafter's width, n positions of all rows, E = rows + 
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -274,9 +274,6 @@ class HeadData:
     progress: bool
     shards: list[DraftedTokens] = dataclasses.field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._epoch, self._rows = -1, np.arange(0)  # the order of the last epoch
-
     def describe(self) -> dict[str, Any]:
         return {
             "drafter": self.pair.drafter.fingerprint,
@@ -337,7 +334,7 @@ class HeadData:
 
     def batch(self, step: int) -> HeadBatch:
         epoch, index = divmod(step, self.batches_per_epoch)
-        order, parts = self._order_of(epoch), []
+        order, parts = _order_of(len(self), self.order, epoch), []
         for row in order[index * self.rows_per_batch : (index + 1) * self.rows_per_batch]:
             number, place = divmod(int(row), self.labelling.shard_rows)
             parts.append(
@@ -353,16 +350,14 @@ class HeadData:
         features = _features(padded("top"), padded("entropy"), padded("drawn"))
         return HeadBatch(padded("hidden"), features, padded("labels"), np.arange(size) < count)
 
-    def _order_of(self, epoch: int) -> np.ndarray:
-        if self._epoch != epoch:
-            order = np.arange(len(self))
-            if self.order is not None:
-                order = np.random.default_rng([self.order, epoch]).permutation(order)
-            self._epoch, self._rows = epoch, order
-        return self._rows
 
-    def epoch(self) -> Iterator[HeadBatch]:
-        return (self.batch(step) for step in range(self.batches_per_epoch))
+@functools.lru_cache(maxsize=2)  # an epoch of each data set
+def _order_of(count: int, seed: int | None, epoch: int) -> np.ndarray:
+    return (
+        np.arange(count)
+        if seed is None
+        else np.random.default_rng([seed, epoch]).permutation(count)
+    )
 
 
 def _rounded(count: int, multiple: int) -> int:

@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -107,9 +107,6 @@ class Batches(Protocol):
 
     def batch(self, step: int) -> Any:
         """The batch of step `step`: a pytree of arrays with the rows first."""
-
-    def epoch(self) -> Iterator[Any]:
-        """The batches of the first epoch."""
 
     def describe(self) -> dict[str, Any]:
         """The settings that determine the batches, as JSON values."""
@@ -355,8 +352,8 @@ def _train(
     def checkpoint(step: int, state: TrainState) -> None:
         """Evaluates, logs and saves."""
         totals: dict[str, Any] = {}
-        for batch in data.validation.epoch():
-            batch = jax.device_put(batch, by_row)
+        for number in range(data.validation.batches_per_epoch):
+            batch = jax.device_put(data.validation.batch(number), by_row)
             figures = jax.device_get(evaluation(state.best_params, constants, batch))
             for name, total in dict(figures).items():
                 sums, items = totals.get(name, (0.0, 0))

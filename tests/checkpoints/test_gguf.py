@@ -69,7 +69,7 @@ def hf_arrays(config, seed=0):
     """Random arrays under Hugging Face's names, for no two parameters alike."""
     arrays = {}
     for path, leaf in flatten(random_params(model_from_config(config), seed)).items():
-        line = family_of(config).hf_name(path)
+        line = family_of(config).hf_names(path)[0]
         arrays[line.hf] = np.asarray(leaf.T if line.transposed else leaf)
     return arrays
 

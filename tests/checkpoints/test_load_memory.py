@@ -105,7 +105,7 @@ def written(directory, config, dtype, several=False):
     in_4_bits = rng.integers(0, 0xF0, 2**20, dtype=np.uint8)  # no infinity
     shards, filled = [{}], 0
     for path, leaf in flatten(model_from_config(config).abstract_params()).items():
-        for rule in family_of(config).hf_name(path).arrays(leaf.shape):
+        for rule in family_of(config).hf_names(path)[0].arrays(leaf.shape):
             shape = leaf.shape[:-3:-1] if rule.transposed else leaf.shape
             if rule.alternating:
                 shape = (*shape[:-1], 2 * shape[-1])

@@ -120,7 +120,7 @@ def test_joined_rows_are_bucketed_by_the_sum_of_both_lengths():
     lengths = pairs.lengths().sum(axis=1)
     data = batches(pairs, layout=JoinedLayout(), bucket_lengths=(8, 16))
     assert data.num_left_out == int((lengths > 16).sum()) > 0
-    for batch in data.epoch():
+    for batch in map(data.batch, range(data.batches_per_epoch)):
         used = (batch.tokens != PAD).sum(axis=1)
         assert used.max() > 8 or batch.tokens.shape[1] == 8
 
@@ -143,14 +143,14 @@ def test_describe_has_everything_that_determines_the_batches():
 def test_without_a_seed_the_order_is_that_of_the_data():
     pairs = make_pairs()
     data = batches(pairs, seed=None, bucket_lengths=(15,))
-    found = [row for batch in data.epoch() for row in rows(batch)]
+    found = [row for step in range(data.batches_per_epoch) for row in rows(data.batch(step))]
     assert found == [tuple(tuple(x.tolist()) for x in pairs[i]) for i in range(57)]
 
 
 def test_longer_pairs_are_left_out_and_counted():
     pairs = make_pairs()
     data = batches(pairs, bucket_lengths=(4, 8))
-    found = [row for batch in data.epoch() for row in rows(batch)]
+    found = [row for step in range(data.batches_per_epoch) for row in rows(data.batch(step))]
     fitting = [row for row in all_rows(pairs) if max(map(len, row)) <= 8]
     assert sorted(found) == fitting
     assert data.num_left_out == 57 - len(fitting) > 0
@@ -184,5 +184,5 @@ def test_batching_accepts_lists_and_floats_from_gin():
 def test_every_batch_has_at_least_one_row_per_device():
     data = batches(make_pairs(), tokens_per_batch=1, row_multiple=3)
     assert data.rows == [3, 3, 3]
-    found = [row for batch in data.epoch() for row in rows(batch)]
+    found = [row for step in range(data.batches_per_epoch) for row in rows(data.batch(step))]
     assert sorted(found) == all_rows(make_pairs())

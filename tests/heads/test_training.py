@@ -392,8 +392,10 @@ def test_tokens_per_call_at_temperature_0_counts_rounds():
         place, calls = place + accepted + 1, calls + 1
 
     class Texts:
-        def epoch(self):
-            return iter([joined(prompt, text)])
+        batches_per_epoch = 1
+
+        def batch(self, step):
+            return joined(prompt, text)
 
     figure = TokensPerCall(task, lambda: frozen, {"greedy": (0.0, Texts())})
     assert figure(network) == {"validation_tokens_per_call_greedy": 8 / calls}

@@ -1,12 +1,14 @@
 """Writes change only their own positions, and copy no cache."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.models import cache as cache_lib
-from specjax.models.cache import CacheEntries, RaggedCache
+from specjax.models.cache import CacheEntries, CacheLayout, RaggedCache
 from specjax.types import Prompts
 from tests.models.tiny import CONFIGS, tiny
 
@@ -35,7 +37,9 @@ def _written(entries, block, positions):
 @pytest.mark.parametrize("positions", [POSITIONS, -POSITIONS, POSITIONS * 300_000_000])
 def test_write_drops_what_falls_outside(positions):
     cache, updates = _cache_and_updates()
-    out = jax.jit(cache_lib.write)(cache, updates, positions)
+    out = jax.jit(functools.partial(cache_lib.write, layout=CacheLayout()))(
+        cache, updates, positions
+    )
     keys = _written(cache.keys[0], updates.keys[0], positions)
     values = _written(cache.values[0].swapaxes(2, 3), updates.values[0].swapaxes(2, 3), positions)
     for i in range(2):
@@ -64,14 +68,14 @@ def test_the_cache_names_its_axes():
     cache = t.prefill(
         t.params, Prompts(np.ones((1, 2), np.int32), np.full(1, 2, np.int32)), 32
     ).cache
-    axes = cache_lib.logical_axes(cache)
+    axes = cache_lib.logical_axes(cache, CacheLayout())
     assert axes.keys[0] == ("batch", "kv_heads", "length", "kv")
     assert axes.values[1] == axes.cross.values[0] == ("batch", "kv_heads", "kv", "length")
     jax.tree.map(
         lambda leaf, names: None if leaf.ndim == len(names) else pytest.fail(), cache, axes
     )
     assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(cache))
-    assert cache.max_length() == 32
+    assert cache.max_length(CacheLayout()) == 32
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_the_cache_names_its_axes():
 )
 def test_layouts_for_tpus(sizes, ways, layout):
     assert cache_lib.layout_for("tpu", *sizes, ways) == (*layout, False)
-    assert cache_lib.layout_for("cpu", *sizes, ways) == cache_lib.CacheLayout()
+    assert cache_lib.layout_for("cpu", *sizes, ways) == CacheLayout()
 
 
 @pytest.mark.parametrize(

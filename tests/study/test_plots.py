@@ -82,8 +82,10 @@ def test_a_point_without_a_figure_is_left_out():
     assert "Lossy" not in handles and "OPT" in handles
     assert handles["OPT"].lines[0].get_xydata().tolist() == [[0.1, 29.0]]
     assert plots.figure(SCORED, "quality_rejections", "bleu", BOOTSTRAP) is None
-    assert set(plots.draw(SCORED, "bleu", BOOTSTRAP)) == {
-        f"{name}.{kind}" for name in ("quality_latency", "quality_nats") for kind in ("png", "pdf")
+    figures = {name: plots.figure(SCORED, name, "bleu", BOOTSTRAP) for name in plots.PLOTS}
+    assert {name for name, found in figures.items() if found} == {"quality_latency", "quality_nats"}
+    assert set(plots.files_of("quality_nats", figures["quality_nats"])) == {
+        f"quality_nats.{kind}" for kind in ("png", "pdf")
     }
 
 
@@ -111,7 +113,7 @@ def test_there_is_a_panel_for_each_temperature():
 
 def test_without_points_nothing_is_drawn():
     for scored in ({}, {VERIFIER: SCORED[VERIFIER]}):
-        assert plots.draw(scored, "bleu", BOOTSTRAP) == {}
+        assert not any(plots.figure(scored, name, "bleu", BOOTSTRAP) for name in plots.PLOTS)
 
 
 def estimates(**rules):

@@ -119,7 +119,7 @@ class AssistantNetwork(nn.Module):
         for layer, spec, (keys, values, bias, _) in zip(
             self.layers, style.layers, memory, strict=True
         ):
-            rope = rope_angles(places, np.asarray(spec.rope, np.float32), style.rope_scale)
+            rope = rope_angles(places, spec.rope, style.rope_scale)
             x, _ = layer(x, bias, None, rope, None, (keys, values))
         normed = self.norm(x)
         return normed, self.post_projection(normed)
@@ -144,15 +144,8 @@ class AssistantNetwork(nn.Module):
         put = jax.vmap(lambda row, at, new: row.at[at].set(new, unique_indices=True))
         return put(others, scored, logits)[:, None]
 
-    def __call__(
-        self,
-        embedded: Array,
-        states: Array,
-        places: Array,
-        memory: list[Segment],
-        clusters: Array | None,
-    ) -> Array:
-        return self.logits(self.step(embedded, states, places, memory)[0], clusters)
+    def __call__(self, clusters: Array | None, *given: Any) -> Array:
+        return self.logits(self.step(*given)[0], clusters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +178,7 @@ class AssistantHead(EagleHead):
         if (count := self.config.clusters) is not None:
             clusters = jnp.zeros((count, self.config.layers.vocab_size // count), jnp.int32)
         places = jnp.zeros((1, 1), jnp.int32)
-        return self.network.init(key, state, state, places, memory, clusters)
+        return self.network.init(key, clusters, state, state, places, memory)
 
     def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
         cache = super().empty(rows, max_length, path, nodes)

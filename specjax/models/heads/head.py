@@ -303,9 +303,7 @@ class HeadNetwork(nn.Module):
 
     def rope(self, places: Int32[Array, "B T"], layer: int = 0) -> Rope:
         style = self.config.layers.style
-        return rope_angles(
-            places, np.asarray(style.layers[layer].rope, np.float32), style.rope_scale
-        )
+        return rope_angles(places, style.layers[layer].rope, style.rope_scale)
 
 
 @dataclasses.dataclass(frozen=True)
