@@ -21,7 +21,6 @@ HELP = (
 ALGORITHMS: dict[str, verification.Verification] = {
     "Token": verification.Token(),
     "Block": verification.Block(),
-    "GreedyBlock": verification.GreedyBlock(),
 }
 
 
@@ -32,15 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=32, help="batch size")
     parser.add_argument("--drafts", type=int, nargs="+", default=[5, 8], help="draft lengths G")
     command.add_temperatures(parser)
-    parser.add_argument(
-        "--verifications",
-        nargs="+",
-        choices=ALGORITHMS,
-        default=["Token", "Block"],
-        help="algorithms to measure; the others are compared with the first",
-    )
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -66,17 +57,17 @@ def run(args: argparse.Namespace) -> Report:
             alone = Decoder(pair.verifier, sampling=Sampling(temperature), **shape)(texts)
         for max_draft in args.drafts:
             first: RunInfo | None = None
-            for name in args.verifications:
+            for name, algorithm in ALGORITHMS.items():
                 print(f"T={temperature:g} G={max_draft} {name} ...", flush=True)
                 decoder = Decoder(
                     pair,
                     rule=rules.Lossless(),
-                    verification=ALGORITHMS[name],
+                    verification=algorithm,
                     max_draft=max_draft,
                     sampling=Sampling(temperature),
                     **shape,
                 )
-                result = decoder(texts, seed=args.seed)
+                result = decoder(texts)
                 lines.append(
                     {
                         "temperature": temperature,

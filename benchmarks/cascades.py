@@ -2,13 +2,11 @@
 
 import argparse
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 import specjax
@@ -48,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new", type=int, default=128, help="longest output, in tokens")
     parser.add_argument("--buckets", type=int, nargs="+", default=list(BUCKETS), help=_BUCKETS_HELP)
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each setting")
-    parser.add_argument("--seed", type=int, default=0, help="seed of drawn outputs")
     parser.add_argument("--grown", action="store_true", help=command.GROWN_HELP)
 
 
@@ -96,7 +93,7 @@ def run(args: argparse.Namespace) -> Report:
         for row in found:  # each takes an hour: an interruption must not lose rows
             print(json.dumps(row), flush=True)
         rows += found
-    sizes = {name: _size(model) for name, model in models.items()}
+    sizes = {name: model.size for name, model in models.items()}
     notes = [
         "ms: tokens over passes of all models, by parameters; wall: calls, with prompts.",
         "gain: over the best single drafter by the same measure, minus 1; its interval is that of "
@@ -109,16 +106,12 @@ def _load(args: argparse.Namespace) -> dict[str, TextModel]:
     """The verifier, then the drafters, the largest first."""
     pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     more = [load_text_model(path) for path in args.drafters]
-    ordered = sorted([pair.drafter, *more], key=_size, reverse=True)
+    ordered = sorted([pair.drafter, *more], key=lambda model: model.size, reverse=True)
     verifier = command.grown(pair.verifier) if args.grown else pair.verifier
     names = ["drafter", *(f"drafter_{i + 2}" for i in range(len(more)))]
     drafters = dict(zip(names, ordered, strict=True))
     specjax.Pair(verifier=verifier, **drafters)  # checks the vocabularies
     return {"verifier": verifier, **drafters}
-
-
-def _size(model: TextModel) -> int:
-    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(model.params))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,8 +152,8 @@ class _Bench:
     @property
     def _sizes(self) -> dict[str, float]:
         """The parameters of each model, in verifiers."""
-        largest = _size(self.models["verifier"])
-        return {name: _size(model) / largest for name, model in self.models.items()}
+        largest = self.models["verifier"].size
+        return {name: model.size / largest for name, model in self.models.items()}
 
     def _measure(
         self, wanted: Sequence[Setting], prompts: Sequence[np.ndarray]
@@ -168,7 +161,7 @@ class _Bench:
         chunks, decoders = [[tokens] for tokens in prompts], {}
         for one in wanted:
             print(f"preparing: {one.described()} ...", flush=True)
-            decoders[one] = functools.partial(self.decoder(one), seed=self.args.seed)
+            decoders[one] = self.decoder(one)
             for chunk in chunks:
                 decoders[one](chunk, progress=False)  # compiles
         sides = bench.measure(decoders, chunks, self.args.repeats)
@@ -185,7 +178,7 @@ class _Bench:
     def _row(
         self, one: Setting, found: Mapping[Setting, Decoded], singles: Sequence[Setting]
     ) -> dict[str, Any]:
-        own, alone, bootstrap = found[one], found[self.alone], Bootstrap(seed=self.args.seed)
+        own, alone, bootstrap = found[one], found[self.alone], Bootstrap()
         row: dict[str, Any] = {
             "temperature": self.temperature,
             "drafts": one.described(without=("rule", "verification", "temperature")),

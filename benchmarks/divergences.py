@@ -27,7 +27,7 @@ from specjax.data.batching import Batching, TokenPairs, tokenize_pairs
 from specjax.data.examples import read_aligned
 from specjax.models import model_from_config
 from specjax.text import Decoder, Pair, TextModel
-from specjax.text.directories import built_in_pair
+from specjax.text.directories import DEFAULT_PAIR, built_in_pair
 from specjax.text.teacher_forcing import KnownTexts
 from specjax.tokenizers import load_tokenizer
 from specjax.training import AdamW, Objective
@@ -41,13 +41,13 @@ from specjax.types import Array, Params, Sampling
 HELP = "tokens per verifier call of a drafter that was trained further with each divergence"
 _BATCHING = Batching(tokens_per_batch=2048, bucket_lengths=(20, 32, 88))
 _EMA_DECAY = 0.99
+# The number of inputs of val that measure a drafter.
+_VALIDATION = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair, the data and the training."""
     parser.add_argument("--data-dir", required=True, help="the directory of Multi30k")
-    parser.add_argument("--pair", default="multi30k_ende", help="a built-in pair of T5s")
-    parser.add_argument("--drafter", default="drafter_small", help="its drafter to train further")
     parser.add_argument("--divergences", nargs="+", choices=DIVERGENCES, default=list(DIVERGENCES))
     parser.add_argument("--steps", type=int, default=100, help="updates of each drafter")
     parser.add_argument("--rate", type=float, default=0.01, help="learning rate (AdamW.relative)")
@@ -55,9 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from-scratch", action="store_true", help="train new drafters of the same sizes"
     )
     parser.add_argument("--seeds", type=int, default=3, help="orders of the data")
-    parser.add_argument("--validation", type=int, default=128, help="inputs of val to measure on")
-    parser.add_argument("--test", default="test_2017_mscoco", help="the data set of the report")
-    parser.add_argument("--prompts", type=int, default=461, help="its inputs; 0: only validate")
     parser.add_argument("--max-draft", type=int, default=5, help="draft length G")
 
 
@@ -105,10 +102,10 @@ class _Bench:
     """The pair, the data, and the texts of the verifier that measure a drafter."""
 
     def __init__(self, args: argparse.Namespace):
-        directory = built_in_pair(args.pair)
+        directory = built_in_pair(DEFAULT_PAIR)
         self.args, self.names = args, tuple(args.divergences)
         teacher, self.start = (
-            load_model(directory / name, dtype="float32") for name in ("verifier", args.drafter)
+            load_model(directory / name, dtype="float32") for name in ("verifier", "drafter_small")
         )
         words = load_tokenizer(directory / "verifier")
         self.verifier = TextModel(teacher.model, teacher.params, words, name="verifier")
@@ -145,12 +142,12 @@ class _Bench:
             )
             for text, temperature in TEXTS.items()
         ]
-        self.prompts = [x.inputs for x in _read(args.data_dir, args.test)][: args.prompts]
+        self.prompts = [x.inputs for x in _read(args.data_dir, "test_2017_mscoco")]
 
     def _texts(self, temperature: float) -> KnownTexts:
         """The verifier's texts for the validation inputs."""
         pairs: TokenPairs = self.pairs["val"]
-        inputs = [pairs[i][0] for i in range(min(len(pairs), self.args.validation))]
+        inputs = [pairs[i][0] for i in range(min(len(pairs), _VALIDATION))]
         limits = [_BATCHING.bucket_lengths[-1]] * len(inputs)
         drawn = draw_pairs(
             self.verifier, inputs, limits, range(len(inputs)), temperature=temperature
@@ -200,7 +197,7 @@ def run(args: argparse.Namespace) -> Report:
     standard error over the prompts, of one seed; the prompts of all seeds are the same, so it is
     not divided. Differences are from the first divergence, prompt by prompt.
     """
-    check_positive(args, "steps", "seeds", "validation", "max_draft")
+    check_positive(args, "steps", "seeds", "max_draft")
     bench = _Bench(args)
     drafters: dict[str, list[Params]] = {name: [] for name in bench.names}
     for seed in range(args.seeds):
@@ -211,12 +208,11 @@ def run(args: argparse.Namespace) -> Report:
     for temperature in (1.0, 0.0):
         first: list[Any] = [None] * args.seeds
         for name, params in drafters.items():
+            infos = [bench.decode(x, temperature, seed) for seed, x in enumerate(params)]
             row: dict[str, Any] = {"divergence": name, "temperature": temperature}
-            if args.prompts:
-                infos = [bench.decode(x, temperature, seed) for seed, x in enumerate(params)]
-                row |= means([figures(*pair) for pair in zip(infos, first, strict=False)])
-                first = infos if name == bench.names[0] else first
-                say(f"{row}")
+            row |= means([figures(*pair) for pair in zip(infos, first, strict=False)])
+            first = infos if name == bench.names[0] else first
+            say(f"{row}")
             rows.append(row)
     for name, params in drafters.items():
         found = [bench.validate(x) for x in params]

@@ -13,14 +13,13 @@ import numpy as np
 import specjax
 from benchmarks import command
 from benchmarks.spare_maps import spare_maps
-from specjax.checks import one_number
 from specjax.cli.report import Report
-from specjax.evaluation import divergence, efficiency
-from specjax.evaluation.efficiency import RowCounts
+from specjax.evaluation import divergence
 from specjax.study.expect import Expected, check_settings, expect, sampling_key
 from specjax.study.measure import time_call
 from specjax.text import Decoder
 from specjax.text.parts import Part
+from specjax.text.results import finite
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.text.teacher_forcing import decode_texts
 
@@ -43,6 +42,8 @@ RULES: dict[str, tuple[float, ...]] = {
     "LossyTuned": (0.3, 0.7),
     "Mentored": (0.05, 0.3),
 }
+# The longest draft with Confidence.
+_LONGEST = 12
 _COLUMNS = (
     *("setting", "expected", "expected_error", "decoded", "ratio"),
     *("expected_nats", "decoded_nats", "seconds"),
@@ -59,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts", type=int, default=128, help="number of other prompts to decode"
     )
     parser.add_argument("--rows", type=int, default=16, help="batch size")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
     parser.add_argument("--max-new", type=int, default=64, help="longest output, in tokens")
     parser.add_argument(
         "--rules", nargs="+", choices=RULES, default=list(RULES), help="rules, two strengths each"
@@ -68,13 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--confidence", type=float, nargs="*", default=[], help="thresholds of Confidence"
     )
-    parser.add_argument("--longest", type=int, default=12, help="longest draft for --confidence")
-    parser.add_argument(
-        "--verifications", nargs="+", choices=["Token", "Block"], default=["Token", "Block"],
-        help="algorithms",
-    )  # fmt: skip
-    parser.add_argument("--samples", type=int, default=4, help="see `study.expect`")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -85,9 +78,7 @@ def run(args: argparse.Namespace) -> Report:
     differ only in rule and strength. Seconds of decoding are per setting, with compilation; seconds
     of estimating are for all settings, with the decoding of the texts.
     """
-    positive = ("screened", "prompts", "rows", "max_new", "drafts", "longest", "samples")
-    command.check_positive(args, *positive)
-    one_number("--temperature", args.temperature, low=0.0, open_high=True)
+    command.check_positive(args, "screened", "prompts", "rows", "max_new", "drafts")
     settings = _settings(args)
     wanted = args.screened + args.prompts
     args.prompts, count = wanted, args.prompts
@@ -102,28 +93,25 @@ def run(args: argparse.Namespace) -> Report:
     tokens = command.encode_texts(args, texts, pair.verifier.tokenizer)
     shape: dict[str, Any] = {"max_new_tokens": args.max_new, "batch_size": args.rows}
     print(f"estimating {len(settings)} settings ...", flush=True)
-    alone = Setting(method=VERIFIER_ALONE, temperature=args.temperature)
+    alone = Setting(method=VERIFIER_ALONE)
 
     def estimate() -> list[Expected]:
         decoder = Decoder(pair.named, alone, **shape)
-        known = {
-            sampling_key(alone): decode_texts(decoder, tokens[: args.screened], seed=args.seed)
-        }
-        return expect(pair.named, known, settings, draws=args.samples, seed=args.seed)
+        known = {sampling_key(alone): decode_texts(decoder, tokens[: args.screened], seed=0)}
+        return expect(pair.named, known, settings)
 
     spent, found = time_call(estimate)
-    rows = _decode(found, pair.named, tokens[args.screened :], shape, args.seed + 1)
+    rows = _decode(found, pair.named, tokens[args.screened :], shape)
     return Report(rows, _COLUMNS, summary=_summary(rows, spent))
 
 
 def _settings(args: argparse.Namespace) -> list[Setting]:
     drafts: list[dict[str, Any]] = [{"max_draft": length} for length in args.drafts]
-    drafts += [{"max_draft": args.longest, "stopping": f"Confidence({x})"} for x in args.confidence]
+    drafts += [{"max_draft": _LONGEST, "stopping": f"Confidence({x})"} for x in args.confidence]
     rules = [f"{name}({x})" for name in args.rules for x in RULES[name] or ("",)]
-    combined = itertools.product(rules, drafts, args.verifications)
+    combined = itertools.product(rules, drafts, ("Token", "Block"))
     return [
-        Setting(rule=rule, verification=algorithm, temperature=args.temperature, **draft)
-        for rule, draft, algorithm in combined
+        Setting(rule=rule, verification=algorithm, **draft) for rule, draft, algorithm in combined
     ]
 
 
@@ -132,7 +120,6 @@ def _decode(
     models: dict[str, specjax.TextModel],
     prompts: list[Any],
     shape: dict[str, Any],
-    seed: int,
 ) -> list[dict[str, Any]]:
     """A line of the table for each setting; limits shorten drafts without compilation."""
     rows: list[dict[str, Any]] = []
@@ -148,7 +135,7 @@ def _decode(
 
         def decode(full: Setting = full, limit: int | None = limit) -> specjax.Result:
             decoder = Decoder(models, full, **shape)
-            return decoder(prompts, seed=seed, draft_limit=limit, progress=False)
+            return decoder(prompts, seed=1, draft_limit=limit, progress=False)
 
         spent, result = time_call(decode)
         rows.append(_row(one, result, spent))
@@ -161,20 +148,17 @@ def _kind(setting: Setting) -> tuple[str, str, str | None]:
 
 
 def _row(one: Expected, result: specjax.Result, seconds: float) -> dict[str, Any]:
-    info = result.info.per_row
-    decoded = efficiency(RowCounts.from_records(result.to_dicts()))[
-        "tokens_per_verifier_call"
-    ].value
+    info, decoded = result.info.per_row, result.info.tokens_per_verifier_call
     nats = divergence(info.log_prob_target, info.log_prob_processed, info.emitted).value
     return {
         **one.setting.to_dict(),
         "setting": one.setting.described(),
         "expected": one.tokens_per_call,
-        "expected_error": _finite(one.error),
+        "expected_error": finite(one.error),
         "decoded": decoded,
         "ratio": one.tokens_per_call / decoded,
-        "expected_nats": _finite(one.nats_per_token),
-        "decoded_nats": _finite(nats),
+        "expected_nats": finite(one.nats_per_token),
+        "decoded_nats": finite(nats),
         "seconds": seconds,
     }
 
@@ -207,10 +191,6 @@ def _within(rows: list[dict[str, Any]]) -> float | None:
         groups.setdefault(kind, []).append((row["expected"], row["decoded"]))
     found = [rank_correlation(*zip(*group, strict=True)) for group in groups.values()]
     return min((one for one in found if one is not None), default=None)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def rank_correlation(expected: Sequence[float], measured: Sequence[float]) -> float | None:

@@ -58,12 +58,12 @@ def run(args: argparse.Namespace) -> Report:
     """Measures every batch size, draft length and temperature.
 
     The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1); all
-    times are from this run. Milliseconds are per pass (draft_two: a pass of two tokens), but
-    loop_ms is the whole loop. policy_overhead is the overhead of the same loop with a stopping
-    policy that computes but never stops: the acceptance head's, or the drafter's confidence if
-    there is no head. start_ms is the time of a call of a `Decoder` without its prefills and rounds,
-    the median of all batches; of a --pair only the loop is measured. roofline is the loop's time
-    over the least time in which --chip could run its passes.
+    times are from this run. Milliseconds are per pass, but loop_ms is the whole loop.
+    policy_overhead is the overhead of the same loop with a stopping policy that computes but never
+    stops: the acceptance head's, or the drafter's confidence if there is no head. start_ms is the
+    time of a call of a `Decoder` without its prefills and rounds, the median of all batches; of a
+    --pair only the loop is measured. roofline is the loop's time over the least time in which
+    --chip could run its passes.
     """
     command.check_positive(args, "drafts", "prompt")
     if (args.inputs is None) == (args.pair is None):
@@ -160,7 +160,7 @@ def measure(
         # A single width, as without a policy.
         methods["policy"] = loops.speculative(max_draft, (max_draft + 1,), policy), own
     small, large = loops.pair.drafter, loops.pair.verifier
-    widths = {"draft": (small, 1), "draft_two": (small, 2), "verifier": (large, max_draft + 1)}
+    widths = {"draft": (small, 1), "verifier": (large, max_draft + 1)}
     batches = loops.batches(rows)
 
     def loop(name: str) -> Callable[[slice], float]:
@@ -196,7 +196,7 @@ def figures(
     Args:
       seconds: of the loops "loop" and, if it was measured, "policy".
       passes: of each loop, of drafter and verifier.
-      one: the seconds per pass: "draft", "draft_two" and "verifier".
+      one: the seconds per pass: "draft" and "verifier".
     """
     of_passes = {
         name: drafter * one["draft"] + verifier * one["verifier"]

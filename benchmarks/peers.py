@@ -15,11 +15,9 @@ import jax
 import numpy as np
 
 from benchmarks import command
-from benchmarks.grown import grow
 from specjax.checkpoints import read_config, save_model
 from specjax.cli.report import Report
 from specjax.errors import UserError
-from specjax.models import T5Config
 from specjax.study.measure import take_turns, time_call
 from specjax.text import Decoder, Pair, TextModel, load_pair
 from specjax.text.directories import DEFAULT_PAIR, built_in_pair, load_text_model, real_path
@@ -57,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pilot", type=int, default=10, help="number of prompts that choose each side's settings"
     )
-    parser.add_argument(
-        "--grown",
-        action="store_true",
-        help="grow the verifier to the size of T5 base; same outputs",
-    )
+    parser.add_argument("--grown", action="store_true", help=command.GROWN_HELP)
     parser.add_argument(
         "--no-ctranslate2", action="store_true", help="compare only with transformers"
     )
@@ -120,7 +114,7 @@ def run(args: argparse.Namespace) -> Report:
         _COLUMNS,
         notes=_notes(rows),
         summary={
-            "verifier": "grown to T5 base" if args.grown else pair.verifier.name,
+            "verifier": "grown" if args.grown else pair.verifier.name,
             "max_new": args.max_new,
             "transformers": transformers.__version__,
             "torch": torch.__version__,
@@ -154,7 +148,7 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     drafter = Path(real_path(args.drafter or pair / "drafter"))
     verifier = Path(real_path(args.verifier or pair / "verifier"))
     for directory in (drafter, verifier):
-        config = read_config(directory)
+        read_config(directory)
         if not (directory / "config.json").is_file():
             raise UserError(
                 f"{directory} must be a Hugging Face directory, which transformers reads: make one "
@@ -163,14 +157,11 @@ def _directories(args: argparse.Namespace) -> Iterator[tuple[Path, Path]]:
     if not args.grown:
         yield drafter, verifier
         return
-    if not isinstance(config, T5Config):
-        raise UserError(f"{verifier} is not a T5, but --grown needs a T5: leave out --grown")
     with tempfile.TemporaryDirectory(prefix="specjax-grown-") as temporary:
-        small = load_text_model(verifier, dtype="float32")
-        grown: Any = grow(small.model, small.params)
+        large: Any = command.grown(load_text_model(verifier, dtype="float32"))
         path = Path(temporary) / "verifier"
-        save_model(path, *grown, format="hf", tokenizer_from=verifier)
-        del grown
+        save_model(path, large.model, large.params, format="hf", tokenizer_from=verifier)
+        del large
         yield drafter, path
 
 

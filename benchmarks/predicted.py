@@ -244,15 +244,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--latency-us", type=float, default=5.0, help="assumed latency of an all-reduce"
     )
     parser.add_argument("--output", type=int, default=256, help="output tokens of a prompt")
-    parser.add_argument("--replicate-drafter", action="store_true", help="whole on each chip")
 
 
 def run(args: argparse.Namespace) -> Report:
     """Predicts for each pair, chip and number of rows."""
-    for name in ("draft", "cached", "prompt", "rows", "ways", "output"):
-        value = getattr(args, name)
-        if value is not None and min(value if isinstance(value, list) else [value]) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
+    given = ["ways"] if args.ways is not None else []
+    command.check_positive(args, "draft", "cached", "prompt", "rows", "output", *given)
     if not 0.0 <= args.acceptance <= 1.0:
         raise ValueError(f"--acceptance must lie in [0, 1], got {args.acceptance}")
     if not 0.0 <= args.latency_us < math.inf:
@@ -282,7 +279,7 @@ def _row(
 
     def drafter_ways(ways: int) -> int:
         # A network is not split if the chips do not divide its heads (REPLICATE_DRAFTER).
-        return 1 if args.replicate_drafter or small.heads % ways else ways
+        return 1 if small.heads % ways else ways
 
     def held(ways: int) -> float:
         own = drafter_ways(ways)

@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--costs", help="a file of `specjax bench --costs`, to measure CostAware too"
     )
     parser.add_argument("--plot", help="a PNG file: verification rate against discard rate")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
     parser.add_argument("--grown", action="store_true", help=command.GROWN_HELP)
     lists: dict[str, tuple[type, list[Any], str]] = {
         _FIXED: (int, list(range(1, 15)), "draft lengths"),
@@ -137,10 +136,10 @@ def run(args: argparse.Namespace) -> Report:
             chosen = _fastest(candidates, first)
         print(f"T={temperature:g}: measuring {len(chosen)} settings ...", flush=True)
         found = _measure(loops, chosen, temperature, args)
-        rows += _figures(chosen, found, temperature, args.seed)
+        rows += _figures(chosen, found, temperature)
         if temperature == 0.0:
             oracle = _oracle(args, loops)
-            rows += _figures([oracle[0]], [oracle[1]], temperature, args.seed)
+            rows += _figures([oracle[0]], [oracle[1]], temperature)
     if args.plot:
         _draw(rows, Path(args.plot))
     notes = [
@@ -299,14 +298,14 @@ def _agrees(loops: Loops, part: slice, tokens: np.ndarray) -> np.ndarray:
 
 
 def _figures(
-    candidates: list[Candidate], runs: list[Runs], temperature: float, seed: int
+    candidates: list[Candidate], runs: list[Runs], temperature: float
 ) -> list[dict[str, Any]]:
     fixed = [r for c, r in zip(candidates, runs, strict=True) if c.policy == _FIXED]
     base = min(fixed, key=lambda r: r.per_token.value, default=None)
     rows = []
     for candidate, found in zip(candidates, runs, strict=True):
         emitted = found.emitted.sum()
-        gains = (None, None, None) if base is None else _gain(base, found, seed)
+        gains = (None, None, None) if base is None else _gain(base, found)
         rows.append(
             {
                 "temperature": temperature,
@@ -323,9 +322,9 @@ def _figures(
     return rows
 
 
-def _gain(base: Runs, other: Runs, seed: int) -> tuple[float, float | None, float | None]:
+def _gain(base: Runs, other: Runs) -> tuple[float, float | None, float | None]:
     """The additional time of the base per token, and its interval."""
-    found = Bootstrap(seed=seed).difference(base.per_token, other.per_token, np.divide)
+    found = Bootstrap().difference(base.per_token, other.per_token, np.divide)
     if other is base or len(base.seconds) < 2:
         return found.value - 1.0, None, None
     return found.value - 1.0, found.low - 1.0, found.high - 1.0

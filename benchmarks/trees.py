@@ -16,6 +16,7 @@ from benchmarks.spare_maps import spare_maps
 from benchmarks.tree_walks import TreeEstimate, expect_trees, tree_of, tree_rates
 from specjax.checks import check_count, one_number
 from specjax.cli import bench
+from specjax.cli.demo import samples
 from specjax.cli.report import Report
 from specjax.data.examples import read_examples
 from specjax.decoding.blocks import powers_of_two
@@ -24,7 +25,7 @@ from specjax.models import preset
 from specjax.sampling.draws import TINY
 from specjax.study.expect import VERIFIER, expect, is_chain, sampling_key
 from specjax.text import Decoder, Pair, TextModel
-from specjax.text.directories import built_in_pair
+from specjax.text.directories import built_in_pairs
 from specjax.text.passes import measure_costs
 from specjax.text.setting import VERIFIER_ALONE, Setting
 from specjax.text.teacher_forcing import KnownTexts, decode_texts
@@ -37,8 +38,6 @@ HELP = (
 LAWS = ("top", "top+1", "without", "independent")
 CHAIN = "chain"
 _HERE = "here"
-# The built-in pairs, and the field of the prompts in their samples.
-_FIELDS = {"multi30k_ende": "en", "gsm8k": "question"}
 _DRAFTER = "drafter"
 _COLUMNS = (
     *("pair", "temperature", "machine", "drafted", "children", "levels", "table_tokens"),
@@ -56,7 +55,7 @@ _NOTES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pairs, the sizes of trees and the machines."""
     parser.add_argument(
-        "--pairs", nargs="+", default=list(_FIELDS), choices=list(_FIELDS),
+        "--pairs", nargs="+", default=built_in_pairs(), choices=built_in_pairs(),
         help="built-in pairs, with their samples as prompts; unused with --inputs",
     )  # fmt: skip
     command.add_pair(parser, required=False)
@@ -229,16 +228,16 @@ def _check(args: argparse.Namespace) -> None:
 def _texts(name: str, args: argparse.Namespace) -> list[_Texts]:
     """The verifier's texts of a pair at each temperature."""
     if args.inputs is not None:
-        source, field = args.inputs, None
+        asked = [example.inputs for example in read_examples(args.inputs)]
         pair = specjax.load_pair(drafter=args.drafter, verifier=args.verifier)
     else:
-        (source,) = built_in_pair(name).glob("samples.*")
-        field, pair = _FIELDS[name], specjax.load_pair(name)
-    asked = [example.inputs for example in read_examples(source, inputs_field=field)]
+        asked = [example.inputs for example in samples(name).examples]
+        pair = specjax.load_pair(name)
     if args.apart and len(asked) < args.prompts + args.apart:
         raise ValueError(
             f"--prompts {args.prompts} and --apart {args.apart} need "
-            f"{args.prompts + args.apart} prompts, but {source} has {len(asked)}: give fewer"
+            f"{args.prompts + args.apart} prompts, but {args.inputs or name} has {len(asked)}: "
+            "give fewer"
         )
     prompts = asked[: args.prompts]
     others = asked[args.prompts :][: args.apart]

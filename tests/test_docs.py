@@ -15,6 +15,7 @@ import specjax
 from specjax import drafting, rules
 from specjax.cli.main import COMMANDS
 from tests import tiny_pair
+from tests.pages import blocks_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -146,16 +147,9 @@ def test_a_command_that_a_shell_cannot_read_is_seen(wrong):
     assert not what_bash_minds(["specjax infer --gin.A='b' --gin.B=\"(@C(), 'd')\""])
 
 
-def blocks_of(page):
-    """The Python blocks of a page, each below as many lines as in the page."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for block in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
-        yield "\n" * text.count("\n", 0, block.start(1)) + block[1]
-
-
 def test_the_code_of_the_readme_runs_as_it_is_written():
     """One block after another, as a reader pastes them; comments say what `print` prints."""
-    names, blocks = {"__name__": "readme"}, list(blocks_of("README.md"))
+    names, blocks = {"__name__": "readme"}, blocks_of("README.md")
     assert len(blocks) >= 3
     told = 0
     for block in blocks:

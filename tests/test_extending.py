@@ -1,10 +1,6 @@
 """The parts of docs/extending.md, from public names alone, each decoded with `Decoder`."""
 
-import contextlib
 import dataclasses
-import io
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -16,8 +12,9 @@ from specjax import models, rules, testing, types
 from specjax.text.parts import PARTS
 from specjax.types import Sampling
 from tests import tiny_pair
+from tests.pages import run_page
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = "docs/extending.md"
 # The shapes of the page, whose programs are compiled by then.
 SHAPE = {"max_new_tokens": 8, "batch_size": 2, "buckets": (32,)}
 PROMPTS = ["one", "two"]
@@ -28,19 +25,6 @@ def pair():
     return specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
 
 
-def run_page():
-    """Runs the blocks of the page one after another, in one namespace; returns what they define."""
-    text, names = PAGE.read_text(encoding="utf-8"), {"__name__": "extending"}
-    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S))
-    assert len(blocks) == text.count("```python") >= 10
-    for block in blocks:
-        # Above it as many lines as in the page, so that a traceback has the page's own numbers.
-        code = "\n" * text.count("\n", 0, block.start(1)) + block[1]
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(code, str(PAGE), "exec"), names)
-    return SimpleNamespace(**names)
-
-
 @pytest.fixture(scope="module")
 def page(pair):
     """The page, run with a pair that compiles quickly in the place of the built-in one."""
@@ -48,12 +32,12 @@ def page(pair):
         patch.setattr(specjax, "load_pair", lambda: pair)
         patch.setitem(models.FAMILIES, "biased", models.FAMILIES["llama"])  # taken out again
         patch.setitem(PARTS, "Never", object)  # likewise
-        return run_page()
+        return SimpleNamespace(**run_page(PAGE))
 
 
 @pytest.mark.exhaustive
 def test_the_page_runs_with_the_built_in_pair():
-    assert run_page().ended == {0: "length"}
+    assert run_page(PAGE)["ended"] == {0: "length"}
 
 
 def test_the_page_runs_and_has_one_of_each_part(page):

@@ -29,7 +29,7 @@ def pair(monkeypatch):
     monkeypatch.setattr(kinds, "load_pair", load)
 
 
-def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, capsys):
+def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, rows):
     files = [
         f"--human-eval={written(tmp_path / 'he.jsonl.gz', [FUNCTION] * 3)}",
         f"--mbpp={written(tmp_path / 'mbpp.jsonl', [TASK, TASK | {'task_id': 900}])}",
@@ -43,8 +43,7 @@ def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, capsys):
         "Lookup(min_match=2)",
     ]
     assert kinds.main(["--verifier=x", "--drafter=y", *files, *sizes]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    of = {(row["kind"], row["side"]): row for row in rows}
+    of = {(row["kind"], row["side"]): row for row in rows()}
     assert {kind for kind, _ in of} == {"complete", "edit", "write", "explain", "all"}
     assert {side for _, side in of} == {"alone", "drafter, G=2", "Lookup(min_match=2), G=2"}
     for (kind, side), row in of.items():
@@ -54,11 +53,11 @@ def test_each_side_of_each_kind_has_its_figures(pair, tmp_path, capsys):
         assert 1.0 <= row["tokens_per_pass"] <= 3.0
 
 
-def test_rows_are_decoded_together(pair, tmp_path, capsys):
+def test_rows_are_decoded_together(pair, tmp_path, capsys, rows):
     file = written(tmp_path / "mbpp.jsonl", [TASK | {"task_id": i} for i in range(11, 16)])
     words = ["--verifier=x", f"--mbpp={file}", "--max-new=4", "--drafts=2", "--each=3"]
     assert kinds.main([*words, "--rows=2"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = rows()
     assert {row["same"] for row in rows if row["kind"] == "write"} == {"4/4"}
     assert all(1.0 <= row["tokens_per_pass"] <= 3.0 for row in rows)
     assert kinds.main([*words, "--rows=6"]) == 2
@@ -73,25 +72,9 @@ def test_tokens_after_an_end_do_not_count():
     assert made.emitted == 7
 
 
-def test_without_a_drafter_copies_are_measured(pair, tmp_path, capsys):
+def test_without_a_drafter_copies_are_measured(pair, tmp_path, rows):
     file = written(tmp_path / "mbpp.jsonl", [TASK])
     assert kinds.main(["--verifier=x", f"--mbpp={file}", "--max-new=4", "--drafts=2"]) == 0
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    rows = rows()
     assert {row["side"] for row in rows} == {"alone", "Lookup(min_ngram=2), G=2"}
     assert all(row["tokens_per_pass"] == 1.0 for row in rows if row["side"] == "alone")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ([], "no requests: give --human-eval, --mbpp or --spec-bench"),
-        (["--mbpp=absent.jsonl"], "absent.jsonl"),
-        (["--mbpp={}"], "wrong.jsonl:1: the line has no task_id: give another file"),
-        (["--mbpp={}", "--temperature=-1"], "temperature must be"),
-        (["--mbpp={}", "--drafting=Lookop"], "Lookop"),
-    ],
-)
-def test_what_is_wrong_is_told_before_a_model_is_read(tmp_path, capsys, options, told):
-    wrong = written(tmp_path / "wrong.jsonl", [{"a": 1}])
-    assert kinds.main(["--verifier=x", *(option.format(wrong) for option in options)]) == 2
-    assert told in capsys.readouterr().err

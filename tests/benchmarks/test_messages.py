@@ -46,6 +46,18 @@ divergences --data-dir none
     none
 estimates PAIR --prompts=99
     has 4 prompts, but --screened and --prompts need
+kinds --verifier=x
+    no requests: give --human-eval, --mbpp or --spec-bench
+kinds --verifier=x --mbpp=absent.jsonl
+    absent.jsonl
+kinds --verifier=x --mbpp=wrong.jsonl
+    wrong.jsonl:1: the line has no task_id: give another file
+kinds --verifier=x --mbpp=wrong.jsonl --temperature=-1
+    temperature must be
+kinds --verifier=x --mbpp=wrong.jsonl --drafting=Lookop
+    Lookop
+loop
+    give --inputs, or --pair
 loop LOOP --rows=9
     has 4 prompts, but a batch needs 9
 loop LOOP --drafts=0
@@ -80,8 +92,10 @@ predicted --rows 1000000
     the most chips that divide its 64 heads: give fewer --rows
 predicted --verifiers llama2_13b
     --drafter is needed
-quantised --inputs four.txt
-    there must be a reference per input: give --fields
+served --inputs=nowhere --streams=0
+    --streams must be at least 1
+served --inputs=nowhere --seconds=0
+    --seconds must be at least 1
 stopping STOPPING --fixed 0
     --fixed must be at least 1, got 0
 stopping STOPPING --fixed
@@ -127,6 +141,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pair").symlink_to(tiny_pair.shared_pair()["verifier"].parent)
     (tmp_path / "four.txt").write_text("ba\nde\nki\nlo\n")
+    (tmp_path / "wrong.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "long.txt").write_text("ba\n" + "ba " * 2000 + "\n")
 
 

@@ -41,7 +41,6 @@ SIZES = {
 STRETCH = Llama3RopeScaling(
     factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
 )
-GEMMA3 = {"sliding_window": 4, "layer_types": ("sliding_attention", "full_attention")}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES, rope_theta=1e5),
     "llama3": LlamaConfig(

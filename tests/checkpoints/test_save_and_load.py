@@ -80,10 +80,6 @@ def test_shards_are_read_by_themselves(tmp_path, monkeypatch):
     mesh = make_mesh(4, 2)
     loaded = load_model(tmp_path / "out", mesh=mesh)
     assert_same(loaded.params, params)
-    # By the standard rules.
-    expected = flatten(Partitioner(mesh).param_shardings(loaded.model, loaded.params))
-    for path, leaf in flatten(loaded.params).items():
-        assert leaf.sharding == expected[path], path
     kernel = loaded.params["decoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     assert kernel.addressable_shards[0].data.size == kernel.size // 2
     last = tuple(size - 1 for size in kernel.shape)

@@ -217,13 +217,6 @@ def decoder_of(paths, *bindings):
     return gin_config.call_part(infer.make_decoder)
 
 
-def test_a_rule_is_the_very_class(paths):
-    """Not one that gin made of it: only the class is a pytree."""
-    decoder = decoder_of(paths, "RULE=TokenV3(0.5)")
-    assert type(decoder.rule) is rules.TokenV3
-    assert float(decoder.rule.strength) == 0.5
-
-
 @pytest.mark.parametrize("name", ["verifier", "drafter"])
 def test_a_model_alone_needs_no_other(paths, name):
     alone = {name: paths[name]}
@@ -291,11 +284,6 @@ def test_a_policy_goes_with_a_rule(paths, tmp_path):
     assert decoder.costs is None  # not measured
     with pytest.raises(ValueError, match="the drafter has no acceptance head"):
         decoder_of(paths, *given, "STOPPING=Survival(HeadEstimate(), 0.7)")
-
-
-def test_a_tree_of_ones_own_shape(paths):
-    decoder = decoder_of(paths, "DRAFTING=Tree(parents=(0, 0, 1))")
-    assert decoder.method.drafter.shape == drafting.trees.Topology((0, 0, 1))
 
 
 def test_cascades_go_with_a_rule_a_policy_and_a_third_model(paths, tmp_path):

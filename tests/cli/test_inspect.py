@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -28,7 +29,7 @@ def test_figures_are_those_of_the_loaded_models(paths, capsys):
     small, large = values["models"]  # the smaller first
     for name, summary in (("drafter", small), ("verifier", large)):
         loaded = load_model(paths[name], dtype="bfloat16")
-        leaves = [np.asarray(x) for x in _leaves(loaded.params)]
+        leaves = [np.asarray(x) for x in jax.tree.leaves(loaded.params)]
         assert summary["parameters"] == sum(x.size for x in leaves)
         assert summary["bytes_in_memory"] == sum(x.nbytes for x in leaves)
         cache = loaded.model.prefill(
@@ -44,10 +45,6 @@ def test_figures_are_those_of_the_loaded_models(paths, capsys):
     per_row = sum(s["cache_bytes_per_row_and_1000_tokens"] for s in (small, large)) * 1.024
     used = rows * per_row + sum(s["bytes_in_memory"] for s in (small, large))
     assert 0.89e9 < used <= 0.9e9
-
-
-def _leaves(tree):
-    return [y for x in tree.values() for y in (_leaves(x) if isinstance(x, dict) else [x])]
 
 
 def test_it_is_printed_as_a_table(paths, capsys):

@@ -15,13 +15,11 @@ from specjax.types import Sampling
 from tests import laws
 from tests.decoding import cascade_laws
 from tests.decoding.helpers import AfterTokenOne, Sharper, begin, pair
-from tests.decoding.test_cascades import CASES, MAIN, outputs, params_of
+from tests.decoding.test_cascades import CASES, LENGTHS, MAIN, PROMPTS, outputs, params_of
 from tests.tables import RULES, VERIFICATIONS, p_value
 from tests.variants import variants
 
 V, EOS, MODEL, PARAMS = laws.V, laws.EOS, laws.MODEL, (laws.P, laws.A)
-PROMPTS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 1]], np.int32)
-LENGTHS = np.array([1, 2, 3], np.int32)
 LIMITS = np.array([4, 3, 2], np.int32)
 TEMPERATURES = np.array([1.0, 0.7, 1.3], np.float32)
 ROWS = [

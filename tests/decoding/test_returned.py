@@ -184,20 +184,3 @@ def test_log_probabilities_that_a_method_does_not_write_are_nan(pair):
     row = mine([[20]], sources=True)[0]
     assert set(row.sources) == {"unknown"} and row.text in repr(row.show())
     assert set(alone([[20]], sources=True)[0].sources) == {"verifier"}
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda d: d(["a", None]), "prompt 1 must be a text, .* got None$"),
-        (lambda d: d.encode(5), "the prompt must be a text, .* got 5 "),
-    ],
-)
-def test_what_a_call_does_not_take_is_shown_as_given(pair, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(specjax.Decoder(pair, max_draft=3, **SHAPE))
-
-
-def test_empty_buckets_are_told(pair):
-    with pytest.raises(ValueError, match="^buckets must be"):
-        specjax.Decoder(pair, buckets=())

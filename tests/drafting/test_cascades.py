@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import re
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,6 +16,7 @@ from specjax.types import Sampling
 from tests import tiny_pair
 from tests.drafting import binding
 from tests.laws import Law
+from tests.pages import run_page
 from tests.variants import variants
 
 PROMPT = (0, 1)
@@ -368,19 +367,11 @@ def test_bad_cascades_are_refused(make, message):
         make()
 
 
-def test_lenience_is_lossy():
-    assert isinstance(drafting.lenience(1.0), rules.Lossless)
-    assert float(drafting.lenience(4.0).strength) == 0.75
-
-
 def test_the_page_runs(monkeypatch):
     """Every block of docs/cascade_drafting.md, with a pair that compiles quickly."""
     pair = specjax.Pair(drafter=tiny_pair.tabular(2), verifier=tiny_pair.tabular(1))
     monkeypatch.setattr(specjax, "load_pair", lambda: pair)
-    page = (Path(__file__).parents[2] / "docs" / "cascade_drafting.md").read_text()
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, names)
+    names = run_page("docs/cascade_drafting.md")
     info = names["result"][0].info
     assert set(info.calls) == {"verifier", "drafter"} and info.calls["drafter"] > 0
     # Three tokens and what an inner round of 3 adds, then 2.

@@ -84,8 +84,8 @@ def sampling(rows):
 
 
 @jax.jit(static_argnums=0)
-def begin(drafter, inputs, lengths, prefix, prefix_lengths):
-    return drafter.prefill((), Prompts(inputs, lengths, prefix, prefix_lengths), FORCED + MORE)
+def begin(drafter, table, inputs, lengths, prefix, prefix_lengths):
+    return drafter.prefill(table, Prompts(inputs, lengths, prefix, prefix_lengths), FORCED + MORE)
 
 
 @jax.jit(static_argnums=0)
@@ -111,7 +111,7 @@ def compare(drafter, seed, with_table):
         [*row[:n].tolist(), *more[:k].tolist()]
         for row, n, more, k in zip(inputs, lengths, prefix, forced, strict=True)
     ]
-    state = begin(drafter, inputs, lengths, prefix, forced)
+    state = begin(drafter, (), inputs, lengths, prefix, forced)
     total = 0
     for _ in range(3):
         limits = rng.integers(0, G + 1, ROWS).astype(np.int32)
@@ -207,7 +207,7 @@ def test_it_is_prompt_lookup_of_transformers():
     inputs = rng.integers(4, size=(ROWS, WIDTH)).astype(np.int32)
     lengths = rng.integers(2, WIDTH + 1, ROWS).astype(np.int32)
     nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
-    state = begin(drafter, inputs, lengths, *nothing)
+    state = begin(drafter, (), inputs, lengths, *nothing)
     draft_inputs = DraftInputs(
         jnp.zeros(ROWS, jnp.int32),
         jnp.full(ROWS, G),
@@ -228,7 +228,7 @@ def test_what_was_committed_is_taken_back():
     drafter = DRAFTERS["plain"]
     inputs, lengths = rng.integers(3, size=(ROWS, WIDTH)), rng.integers(1, WIDTH + 1, size=ROWS)
     nothing = np.zeros((ROWS, FORCED), np.int32), np.zeros(ROWS, np.int32)
-    before = begin(drafter, inputs.astype(np.int32), lengths, *nothing)
+    before = begin(drafter, (), inputs.astype(np.int32), lengths, *nothing)
     wrong, right = jnp.asarray(rng.integers(3, size=(2, ROWS, 4)), jnp.int32)
     counts = jnp.asarray(rng.integers(1, 5, size=(2, ROWS)), jnp.int32)
     mark = drafter.mark(before)
@@ -246,7 +246,7 @@ def test_an_encoder_decoder_s_input_is_looked_up():
     """Its last committed token, the start token, is not in the context."""
     drafter = Lookup(max_copy=3, vocab_size=9)
     nothing = np.zeros((1, FORCED), np.int32), np.zeros(1, np.int32)
-    state = begin(drafter, np.array([[5, 6, 7, 8, 1, 0]], np.int32), np.array([5]), *nothing)
+    state = begin(drafter, (), np.array([[5, 6, 7, 8, 1, 0]], np.int32), np.array([5]), *nothing)
     start, none = jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)
     tokens = jnp.array([[6, 7, 0]], jnp.int32)
     args = (start, jnp.full(1, 3), jnp.ones(1, bool), tokens)
@@ -275,7 +275,7 @@ def test_bad_settings_are_told(options, message):
 
 def test_a_table_of_another_size_is_told():
     drafter = DRAFTERS["plain"]
-    state = begin(drafter, *(np.zeros((1, 1), np.int32), np.ones(1, np.int32)) * 2)
+    state = begin(drafter, (), *(np.zeros((1, 1), np.int32), np.ones(1, np.int32)) * 2)
     one = jnp.ones(1, jnp.int32)
     with pytest.raises(AssertionError, match="the table must have 3 entries"):
         one_round(drafter, jnp.zeros(5, jnp.int32), state, one, one, one > 0, one[:, None], one)

@@ -10,8 +10,7 @@ import pytest
 
 from specjax.drafting import Bigram, Lookup
 from specjax.drafting.ngrams import NGrams, follower, frequent_contexts, most_frequent_successors
-from specjax.types import DraftInputs, Prompts, Sampling
-from tests.drafting.test_lookup import naive
+from tests.drafting.test_lookup import begin, naive, one_round
 from tests.variants import variants
 
 ROWS, WIDTH, FORCED, MORE, G, START = 200, 10, 2, 9, 6, 0
@@ -82,25 +81,6 @@ def test_what_is_left_out_changes_nothing(order, min_count):
     assert table.successors[endings[:, 0]].tolist() != expected
 
 
-@jax.jit(static_argnums=0)
-def begin(drafter, table, inputs, lengths, prefix, prefix_lengths):
-    return drafter.prefill(table, Prompts(inputs, lengths, prefix, prefix_lengths), FORCED + MORE)
-
-
-@jax.jit(static_argnums=0)
-def one_round(drafter, table, state, last, tokens, counts):
-    rows = last.size
-    inputs = DraftInputs(
-        last,
-        jnp.full(rows, G),
-        jnp.zeros((rows, 0)),
-        Sampling(jnp.ones(rows, jnp.float32)),
-        jnp.ones(rows, bool),
-    )
-    block, state = drafter.propose(table, state, inputs)
-    return block.tokens, block.num_drafted, drafter.commit(state, tokens, counts)
-
-
 def compare(options, order, apart, seed, vocab=7, looks_back=None):
     """Rows over three rounds; `apart` as for an encoder-decoder. Returns how many were drafted."""
     rng = np.random.default_rng(seed)
@@ -127,8 +107,9 @@ def compare(options, order, apart, seed, vocab=7, looks_back=None):
             for prompt, out in zip(prompts, outputs, strict=True)
         ]
         last = np.array([text[-1] for text in read], np.int32)
-        drafted, count, state = one_round(drafter, table, state, last, tokens, counts)
-        drafted, count = np.asarray(drafted), np.asarray(count)
+        limits, active = np.full(ROWS, G, np.int32), np.ones(ROWS, bool)
+        block, _, state = one_round(drafter, table, state, last, limits, active, tokens, counts)
+        drafted, count = np.asarray(block.tokens), np.asarray(block.num_drafted)
         for i in range(ROWS):
             block = naive(drafter, [*prompts[i], *outputs[i]], None)
             while len(block) < G and (after := counters.after([*read[i], *block])) >= 0:

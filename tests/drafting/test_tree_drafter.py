@@ -14,17 +14,12 @@ from specjax.verification.chains import accept
 from tests import laws
 from tests.decoding.helpers import begin
 from tests.drafting import binding
-from tests.drafting.test_laws import SHAPES
+from tests.drafting.test_laws import JUDGES, SHAPES
 from tests.laws import MODEL, A, P, V
 from tests.models.tiny import quick_jit
 from tests.tables import targets
 
 N = 3
-JUDGES = {
-    "Walk": verification.Walk(),
-    "Traversal": verification.Traversal(),
-    "TopDown": verification.TopDown(),
-}
 
 
 def given(rule, tables=(P, A)):

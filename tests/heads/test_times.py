@@ -11,13 +11,10 @@ from specjax.cli import bench
 from specjax.cli.main import main
 from specjax.drafting import Costs
 from specjax.text import setting
-from specjax.tokenizers import ByteTokenizer
+from tests.heads.test_pairs import GREEDY, PROMPTS, VOCAB
 from tests.heads.tiny_heads import encoded_head, tiny_head
 from tests.variants import variants
 
-VOCAB = ByteTokenizer().vocab_size
-PROMPTS = ["A question: ", "What?", "A question: how many are there?", "x"]
-GREEDY = specjax.Sampling(temperature=0.0)
 MAKE = {"llama": tiny_head, "t5": encoded_head}
 PAIRS = [(verifier, kind) for verifier in MAKE for kind in ("eagle3", "dflash")]
 # A step of the verifier takes 2.0, its passes over three tokens 3.0, the drafter's 0.5.

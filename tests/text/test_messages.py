@@ -131,6 +131,7 @@ BRANCHES = Branches(("drafter", Lookup(copies=2)))
 K = ((1, 3), (0, 1))
 NO_CASCADE = "models must be a tuple of names, dire"
 NO_PROMPTS = "prompts must be a list of "
+NEEDED = "must be a text, a list of token ids or a list of chat messages, got"
 NO_TEXT = "prompt 0 must be a text"
 NO_SEED = "seed must be a number, or a number per prompt"
 NO_TREE = "more than 512 nodes"
@@ -143,7 +144,7 @@ DECODERS = [
         for name in ("max_draft", "batch_size", "max_new_tokens")
     ),
     (decoder(buckets=64), f"{NO_BUCKETS} in tokens, such as (64, 128), got 64"),
-    (decoder(buckets=(1.5, 2)), NO_BUCKETS),
+    *((decoder(buckets=wrong), NO_BUCKETS) for wrong in ((1.5, 2), ())),
     (decoder(rule=0.2), "rule must be like rules.OPT(strength=0.2), got 0.2"),
     (decoder(rule=rules.OPT), "rule must be an instance, got the class OPT"),
     (decoder(verification=0), "verification must be like "),
@@ -351,7 +352,8 @@ CALLS = [
     (call("ba"), NO_PROMPTS),
     (call([3, 4]), "got 3 (give a single prompt as a list"),
     (call([{"role": "user", "content": "ba"}]), "give a single prompt as"),
-    (call(["ba", None]), "prompt 1 must be a text"),
+    (call(["ba", None]), f"prompt 1 {NEEDED} None"),
+    (lambda: ready().encode(5), f"the prompt {NEEDED} 5"),
     *(
         (call([given]), NO_TEXT)
         for given in (b"ba", [1.5], [1, [2]], [True], np.ones((2, 30)), {"role": "a\nb"})

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,9 +13,9 @@ from specjax.acceptance_head import Head, HeadConfig, init_head
 from specjax.compilation import count_compilations
 from specjax.text import setting
 from specjax.types import Sampling
-from tests import tiny_pair
+from tests import pages, tiny_pair
 
-PAGE = Path(__file__).parents[2] / "docs" / "adaptive_drafts.md"
+PAGE = "docs/adaptive_drafts.md"
 SHAPE = {"max_new_tokens": 12, "batch_size": 3, "buckets": (32,)}
 PROMPTS = tiny_pair.sentences(7, seed=3)
 
@@ -152,11 +151,7 @@ def test_a_draft_ends_with_the_text(pair):
 @pytest.mark.exhaustive
 def test_the_page_runs_as_printed(pair, monkeypatch):
     monkeypatch.setattr(specjax, "load_pair", lambda: pair)
-    text, names = PAGE.read_text(encoding="utf-8"), {}
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    assert len(blocks) == text.count("```python") == 5
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
+    text, names = (pages.ROOT / PAGE).read_text(encoding="utf-8"), pages.run_page(PAGE)
     # Given costs are used, and are not measured again.
     assert names["again"].costs is None
     assert f"    {names['chosen'].length.why}\n" in text
