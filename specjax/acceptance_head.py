@@ -132,11 +132,8 @@ def apply_head(
 ) -> Float32[Array, "*B"]:
     """The chance that tokens are accepted, as log-odds; their sigmoid is (3.1) of SpecDec++.
 
-    Args:
-      config: the sizes.
-      params: the parameters, float32.
-      hidden: the drafter's last hidden state of each token.
-      features: the `confidence_features` of each token; read if `config.confidences`.
+    `hidden` is the drafter's last state of each token; `features` are its `confidence_features`,
+    read if `config.confidences`.
     """
     log_odds_of_acceptance: Any = AcceptanceHead(config).apply({"params": params}, hidden, features)
     return log_odds_of_acceptance
@@ -182,10 +179,7 @@ class Head:
     def check_drafter(self, name: str, width: int, fingerprint: str | None) -> None:
         """Raises UserError unless a drafter is the one that the head was trained for.
 
-        Args:
-          name: the drafter's name in messages.
-          width: of its hidden states.
-          fingerprint: of its weights; None: it is not compared.
+        `width` is that of its hidden states. Its weights are not compared if `fingerprint` is None.
         """
         remedy = (
             "train a head for this drafter (specjax train head), or load the drafter without it "

@@ -302,7 +302,4 @@ def jit_at(fun: Callable[..., Any], **options: Any) -> Callable[..., Jitted]:
         there = {} if where is None else {"out_shardings": jax.tree.unflatten(*where)}
         return jit(fun, **options, **there)
 
-    def at(where: Any = None) -> Jitted:
-        return jitted(where)
-
-    return at
+    return lambda where=None: jitted(where)

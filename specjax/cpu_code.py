@@ -29,7 +29,8 @@ _SWEEP = 32
 # What a thread takes at a time: of [K, N] so many bytes of each row, of [N, K] rows of so many
 # bytes in total, of [K, N] with x in 8 bits so many sums: long parts of rows are read fastest.
 _PIECE, _PART, _SUMS = 1 << 12, 1 << 17, 1 << 15
-# The instruction of `add_quads`; LLVM 22 knows its types of before if they are declared.
+# It adds products of bytes without a sign and bytes with one, four in each lane. LLVM 22 knows its
+# types of before if they are declared.
 _QUADS = "llvm.x86.avx512.vpdpbusd.512"
 _DECLARED = f"declare <16 x i32> @{_QUADS}(<16 x i32>, <16 x i32>, <16 x i32>)"
 # Fetches a line for the second cache; the bytes from a group to those fetched in a matrix [N, K].
@@ -201,10 +202,6 @@ class Kernel(Code):
         value = self.let(f"insertelement {of} poison, {kind} {value}, i32 0")
         return self.let(f"shufflevector {of} {value}, {of} poison, {mask}")
 
-    def scalar(self, base: str, index: str, width: int) -> str:
-        at = self.at(base, index)
-        return self.splat(self.let(f"load float, ptr {at}, align 4"), "float", width)
-
     def wide(self, value: str, width: int) -> str:
         mask = f"<{width} x i32> zeroinitializer"
         return self.let(f"shufflevector <1 x float> {value}, <1 x float> poison, {mask}")
@@ -212,11 +209,6 @@ class Kernel(Code):
     def add_product(self, a: str, b: str, total: str, width: int) -> str:
         of = f"<{width} x float>"
         return self.let(f"call {of} @llvm.fma.v{width}f32({of} {a}, {of} {b}, {of} {total})")
-
-    def add_quads(self, a: str, b: str, total: str) -> str:
-        """Adds products of bytes without a sign and bytes with one, four in each lane."""
-        of = "<16 x i32>"
-        return self.let(f"call {of} @{_QUADS}({of} {total}, {of} {a}, {of} {b})")
 
     def mixed(self, both: Sequence[str], of: str, taken: Iterable[int]) -> str:
         """The numbers of two vectors that are `taken`, as one vector."""
@@ -402,16 +394,17 @@ class ByColumns(_Product):
                     self.floats("%w", self.whole("add", at, start), width, self.stored)
                     for start in starts
                 ]
-                xs = [self.scalar("%x", entry_of_x(row, k), width) for row in range(rows)]
-                for place, (row, part) in enumerate(places):
-                    totals[place] = self.add_product(weights[part], xs[row], totals[place], width)
+                xs = []
+                for row in range(rows):
+                    place = self.at("%x", self.whole("add", self.whole("mul", row, "%K"), k))
+                    x = self.let(f"load float, ptr {place}, align 4")
+                    xs.append(self.splat(x, "float", width))
+                for i, (row, part) in enumerate(places):
+                    totals[i] = self.add_product(weights[part], xs[row], totals[i], width)
             for total, (row, part) in zip(totals, places, strict=True):
                 y = self.sum_at(row, starts[part])
                 value = self.let(f"fadd {kind} {self.floats('%sums', y, width)}, {total}")
                 self.store(value, y, width, "%sums")
-
-        def entry_of_x(row: int, k: str) -> str:
-            return self.whole("add", self.whole("mul", row, "%K"), k)
 
         def finish(n: str, width: int) -> None:
             for row in range(rows):
@@ -730,8 +723,9 @@ class BytesByColumns(_Product):
                 x = self.let(f"load i32, ptr {self.at(begin, at)}, align 4")
                 x = self.splat(x, "i32", lanes)
                 for part, weight in enumerate(weights):
-                    number = i * parts + part
-                    new[number] = self.add_quads(weight, x, new[number])
+                    total = new[i * parts + part]
+                    sums_of = f"{wide} {total}, {wide} {weight}, {wide} {x}"
+                    new[i * parts + part] = self.let(f"call {wide} @{_QUADS}({sums_of})")
         for i, (row, begin) in enumerate(zip(rows, begins, strict=True)):
             factor = self.let(f"load float, ptr {self.at(begin, factors)}, align 4")
             wides = self.splat(factor, "float", lanes)

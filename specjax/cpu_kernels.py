@@ -126,13 +126,9 @@ def attention(
     the same numbers, whether the tokens before it are beside the cache or in it.
 
     Args:
-      query: the queries.
-      segments: keys `[B, K, S, D]`, values `[B, K, D, S]`; biases are
-        `[B, K, N, T, S]`, where all sizes but S may be 1.
+      segments: keys, values and a bias `[B, K, N, T, S]`, where all sizes but S may be 1.
       start: the position of the second segment's first key; that of the first one's is 0.
       sinks: a logit of each head that has no value.
-      scale: of the logits.
-      softcap: of the logits; None for none.
     """
     arrays = [query, *itertools.chain(*segments)]
     if len(segments) > 1:

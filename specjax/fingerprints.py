@@ -58,8 +58,5 @@ def _sums(x: Any, dtype: np.dtype) -> Any:
     second = first * uint32(0x9E3779B1)
     second ^= second >> 15
     # A single reduction, for which XLA stores no mixed entries.
-    return lax.reduce((first, second), (uint32(0), uint32(0)), _add, range(words.ndim))
-
-
-def _add(one: Any, other: Any) -> Any:
-    return one[0] + other[0], one[1] + other[1]
+    add = lambda one, other: (one[0] + other[0], one[1] + other[1])  # noqa: E731
+    return lax.reduce((first, second), (uint32(0), uint32(0)), add, range(words.ndim))

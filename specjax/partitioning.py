@@ -102,9 +102,7 @@ def partition_spec(
     """The mesh axis that each dimension of an array is split over.
 
     Args:
-      shape: the shape of the array.
       axes: the logical name of each dimension; a dimension with None is not split.
-      mesh: the mesh.
       rules: pairs of a logical axis and a mesh axis, or None for an axis that is not split.
       units: name -> size of a unit that must not be split; 1 by default.
     """

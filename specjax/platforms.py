@@ -78,11 +78,10 @@ def is_special() -> bool:
 def as_on_tpus() -> Iterator[None]:
     """While a program is traced: uses the TPU form on any platform. For tests."""
     jax.clear_caches()  # cached programs ignore the variable
-    token = _as_on_tpus.set(True)
     try:
-        yield
+        with scoped(_as_on_tpus, True):
+            yield
     finally:
-        _as_on_tpus.reset(token)
         jax.clear_caches()
 
 
@@ -127,9 +126,7 @@ def row(x: Shaped[Array, "N V"], index: Int32[Array, ""]) -> Shaped[Array, " V"]
         place = jnp.arange(x.shape[0], dtype=index.dtype)[:, None]
         return jnp.sum(jnp.where(place == index, x, 0.0), axis=0)
 
-    def by_index(x: Array, index: Array) -> Array:
-        return lax.dynamic_index_in_dim(x, index, keepdims=False)
-
+    by_index = functools.partial(lax.dynamic_index_in_dim, keepdims=False)
     return by_platform(x, index, tpu=by_mask, default=by_index)
 
 

@@ -75,7 +75,6 @@ def logs_along(
       probs: `distributions_along` of `logits` and the tokens.
       logits: None if all tokens have probability and `plain` is not requested.
       sampling: how the first token is drawn, fields `[B]`.
-      tokens: those of the block.
       counted: other tokens may get -inf.
       with_plain: whether to return `plain` (static): it takes another pass over the logits.
     """
@@ -119,7 +118,6 @@ def initial_processing(
         return None
     rows = prompts.ids.shape
     processors = jax.tree.map(lambda x: jnp.broadcast_to(x, rows), processors)
-    sampling = dataclasses.replace(prompts.sampling, processors=processors)
     assert prompts.prefix is None, "processors read an output from its first token"
     prompts = prompts._replace(
         inputs=jnp.asarray(prompts.inputs, jnp.int32),
@@ -130,15 +128,15 @@ def initial_processing(
         processor.init(shared, prompts, vocab_size, room)
         for processor, shared in zip(processors, params, strict=True)
     )
-    sampling = _with(sampling, Processing(params, states))
-    return with_params(sampling, None).processing
+    return Processing(None, states)
 
 
 def with_params(sampling: Sampling, params: Any) -> Sampling:
     """The same sampling with the arrays that rows share; None removes them."""
     if sampling.processing is None:
         return sampling
-    return _with(sampling, dataclasses.replace(sampling.processing, params=params))
+    processing = dataclasses.replace(sampling.processing, params=params)
+    return with_processing(sampling, processing)
 
 
 def advance(sampling: Sampling, tokens: Int32[Array, "B T"], counts: Array) -> Sampling:
@@ -152,12 +150,13 @@ def advance(sampling: Sampling, tokens: Int32[Array, "B T"], counts: Array) -> S
 
     index, counts = jnp.arange(tokens.shape[1], dtype=jnp.int32), counts.astype(jnp.int32)
     state, _ = lax.scan(step, sampling.processing.state, (tokens.T, index))
-    return _with(sampling, dataclasses.replace(sampling.processing, state=state))
+    processing = dataclasses.replace(sampling.processing, state=state)
+    return with_processing(sampling, processing)
 
 
 def with_processing(sampling: Sampling, processing: Processing | None) -> Sampling:
     """The sampling with its processors at another place, such as further along a draft."""
-    return sampling if processing is None else _with(sampling, processing)
+    return sampling if processing is None else dataclasses.replace(sampling, processing=processing)
 
 
 def unprocessed(sampling: Sampling) -> Sampling:
@@ -165,16 +164,10 @@ def unprocessed(sampling: Sampling) -> Sampling:
     return dataclasses.replace(sampling, processors=None, processing=None)
 
 
-def _with(sampling: Sampling, processing: Processing) -> Sampling:
-    return dataclasses.replace(sampling, processing=processing)
-
-
 def _process_rows(logits: Array, sampling: Sampling) -> tuple[Array, Sampling]:
     if sampling.processing is None:
         return logits, sampling
-    late = _runs_late(sampling)
-    logits = _process(sampling, sampling.processing.state, logits)
-    return logits, late
+    return _process(sampling, sampling.processing.state, logits), _runs_late(sampling)
 
 
 def _runs_late(sampling: Sampling) -> Sampling:

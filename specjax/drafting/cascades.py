@@ -290,7 +290,13 @@ class HorizontalCascade(SeveralDrafters):
             before = block.num_drafted
             if i:
                 states[i] = commit_tokens(drafter, states[i], block.tokens, before)
-            allowed = jnp.clip(limits - before, 0, self._allowed(i, before))
+            # The most tokens that it may add.
+            most: Any = drafter.max_draft
+            if self.cumulative:
+                missing = sum(self._counts[: i + 1]) - before
+                more = jnp.minimum(missing + most - self._counts[i], most)
+                most = jnp.where(missing > 0, more, 0)
+            allowed = jnp.clip(limits - before, 0, most)
             # `CaterpillarDrafter` requests confidences of the drafters that have them.
             reports = inputs.with_confidence and drafter.has_confidence
             # The last drafter may have to give a bonus even if it drafts nothing.
@@ -336,15 +342,6 @@ class HorizontalCascade(SeveralDrafters):
         calls = dict.fromkeys(self.model_names, jnp.int32(0)) | extra.calls
         drafters = (*state.drafters[:-1], last)
         return extra._replace(calls=calls), state._replace(drafters=drafters)
-
-    def _allowed(self, index: int, before: Array) -> Array:
-        """The most tokens that a drafter may add to the `before [B]` tokens of a block; `[B]`."""
-        longest = self.drafters[index].max_draft
-        if not self.cumulative:
-            return jnp.full_like(before, longest)
-        missing = sum(self._counts[: index + 1]) - before
-        more = missing + longest - self._counts[index]
-        return jnp.where(missing > 0, jnp.minimum(more, longest), 0)
 
 
 class VerticalCascadeState(NamedTuple):
@@ -441,7 +438,6 @@ class VerticalCascade(Drafter):
         return DraftTraits(
             prefix_only=self.drafter.traits.prefix_only,
             fixed_length=fixed,
-            independent_rows=False,
             catches_up=True,
             processes=self.drafter.traits.processes,
             predictions=self.drafter.traits.predictions,

@@ -135,7 +135,10 @@ class ModelDrafter(Drafter):
     def prefill(self, params: ChainParams, prompts: Prompts, max_length: int) -> ChainState:
         filled = self.model.prefill(params.model, prompts, max_length)
         history = history_lib.begin(filled, max_length, self.max_draft)
-        return ChainState(filled.cache, filled.positions, history)
+        return ChainState(filled.cache, filled.positions, history, self._past(params, prompts))
+
+    def _past(self, params: ChainParams, prompts: Prompts) -> PolicyPast | tuple[()]:
+        return ()
 
     def mark(self, state: ChainState) -> Array:
         return state.positions
@@ -283,11 +286,9 @@ class Chain(ModelDrafter):
             "catches_up": self.catches_up,
         }
 
-    def prefill(self, params: ChainParams, prompts: Prompts, max_length: int) -> ChainState:
-        state = super().prefill(params, prompts, max_length)
+    def _past(self, params: ChainParams, prompts: Prompts) -> PolicyPast | tuple[()]:
         rows = prompts.inputs.shape[0]
-        past = first_past(self.stopping, params.stopping, rows, self.max_draft)
-        return state._replace(past=past)
+        return first_past(self.stopping, params.stopping, rows, self.max_draft)
 
     def draft_limits(self, params: ChainParams, state: ChainState, limits: Array) -> Array:
         return self._begin(params, state, limits)[0]

@@ -23,7 +23,7 @@ from specjax.drafting.chain import (
     ModelDrafter,
     catches_up_on,
 )
-from specjax.drafting.stopping import Estimate, first_past
+from specjax.drafting.stopping import Estimate
 from specjax.drafting.trees import Tree
 from specjax.errors import UserError
 from specjax.models.heads import Fresh
@@ -47,8 +47,6 @@ class _ReadsVerifier(ModelDrafter):
     entries. So no row lags.
     """
 
-    model: Any
-
     _lags: ClassVar[bool] = False
 
     @property
@@ -66,7 +64,7 @@ class _ReadsVerifier(ModelDrafter):
         sizes = max_length, self.path, self.max_draft
         cache = self.model.begin(params.model, verifier, *sizes)
         history = history_lib.begin(verifier, max_length, self.max_draft)
-        return ChainState(cache, verifier.positions, history)
+        return ChainState(cache, verifier.positions, history, self._past(params, prompts))
 
     def commit(
         self, state: ChainState, tokens: Array, counts: Array, hidden: Array | None = None
@@ -103,14 +101,6 @@ class EagleDrafter(_ReadsVerifier, Chain):
 
     def describe(self) -> Any:
         return {**super().describe(), "greedy": self.greedy}
-
-    def prefill(
-        self, params: Params, prompts: Prompts, max_length: int, verifier: Any = None
-    ) -> ChainState:
-        state = super().prefill(params, prompts, max_length, verifier)
-        rows = prompts.inputs.shape[0]
-        past = first_past(self.stopping, params.stopping, rows, self.max_draft)
-        return state._replace(past=past)
 
     def propose(
         self,

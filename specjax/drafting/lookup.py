@@ -343,13 +343,25 @@ class Lookup(Drafter):
         else:
             follows &= ahead < left
         copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
-        successors = _successors(params)
+        successors = next(iter(jax.tree.leaves(params)), None)  # the first array of NGrams, too
         fits = successors is None or successors.shape == (self.vocab_size,)
         assert fits, f"Lookup: the table must have {self.vocab_size} entries"
-        ending = _ending(params, state, tokens)
+        # The last tokens that the table needs, the last first; -1 for missing tokens.
+        ending = tokens[:, None]
+        if isinstance(params, NGrams):
+            # The caller gives the last token: an encoder-decoder's start token is in no context.
+            back = jnp.arange(1, params.contexts.shape[1], dtype=jnp.int32)[None]
+            at, begins = state.lengths[:, None] - 1 - back, state.begins[:, None]
+            before = jnp.take_along_axis(state.context, jnp.maximum(at, 0), axis=1)
+            before = jnp.where(at == begins - 1, params.start, jnp.where(at >= begins, before, -1))
+            ending = jnp.concatenate([ending, before], axis=1)
         last, going, chain, count = tokens, jnp.ones(tokens.shape, bool), [], jnp.zeros_like(tokens)
         for i in range(self.max_draft + 1):
-            after = _after(params, ending)
+            after = jnp.full_like(last, -1)
+            if isinstance(params, NGrams):
+                after = follower(params, ending)
+            elif successors is not None:
+                after = successors[last]
             after = jnp.where(follows[:, i], copied[:, i], after)
             going &= after >= 0
             last = jnp.where(going, after, last)
@@ -375,33 +387,6 @@ def _after_predictions(
     texts = jnp.concatenate([tail, predictions.astype(jnp.int32), end], axis=2)
     texts = texts.reshape(len(context), -1)
     return jnp.concatenate([texts, context], axis=1), texts.shape[1]
-
-
-def _ending(params: Params, state: LookupState, tokens: Int32[Array, " B"]) -> Int32[Array, "B T"]:
-    """The last tokens that the table needs, the last first; -1 for missing tokens."""
-    if not isinstance(params, NGrams):
-        return tokens[:, None]
-    # The caller gives the last token: an encoder-decoder's start token is in no context.
-    back = jnp.arange(1, params.contexts.shape[1], dtype=jnp.int32)[None]
-    place, begins = state.lengths[:, None] - 1 - back, state.begins[:, None]
-    before = jnp.take_along_axis(state.context, jnp.maximum(place, 0), axis=1)
-    before = jnp.where(place == begins - 1, params.start, jnp.where(place >= begins, before, -1))
-    return jnp.concatenate([tokens[:, None], before], axis=1)
-
-
-def _after(params: Params, ending: Int32[Array, "B T"]) -> Int32[Array, " B"]:
-    """The token after each ending; -1 if unknown."""
-    if isinstance(params, NGrams):
-        return follower(params, ending)
-    successors = _successors(params)
-    return jnp.full_like(ending[:, 0], -1) if successors is None else successors[ending[:, 0]]
-
-
-def _successors(params: Params) -> Int32[Array, " V"] | None:
-    if isinstance(params, NGrams):
-        return params.successors
-    leaves = jax.tree.leaves(params)
-    return leaves[0] if leaves else None
 
 
 def longest_matches(

@@ -220,8 +220,15 @@ def frequent_contexts(
     here, shorter = np.where(followed, tokens, -1), successors
     parts_by_size = [(np.zeros((0, order - 1), np.int32), np.zeros(0, np.int32))]
     for size in range(2, order):
-        # The last place of a text has no context, so contexts never cross texts.
-        places, numbers = _longer(tokens, followed, here, successors.size, min_count)
+        # The ends of frequent contexts that are longer by a token, and their numbers from 0 on. The
+        # last place of a text has no context, so contexts never cross texts.
+        before = np.concatenate([[-1], here[:-1]])[: here.size]
+        places = np.flatnonzero(followed & (before >= 0))
+        pairs = before[places] * successors.size + tokens[places]
+        _, number, often = np.unique(pairs, return_inverse=True, return_counts=True)
+        frequent = often >= min_count
+        kept = frequent[number]
+        places, numbers = places[kept], (np.cumsum(frequent) - 1)[number[kept]]
         longer = np.full(tokens.size, -1)
         longer[places] = numbers
         pairs = numbers * successors.size + tokens[places + 1]
@@ -235,20 +242,6 @@ def frequent_contexts(
     contexts, followers = (np.concatenate(parts) for parts in zip(*parts_by_size, strict=True))
     place = np.lexsort(contexts.T[::-1])
     return contexts[place], followers[place]
-
-
-def _longer(
-    tokens: np.ndarray, followed: np.ndarray, here: np.ndarray, vocab_size: int, min_count: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of frequent contexts that are longer by a token, and their numbers from 0 on."""
-    before = np.concatenate([[-1], here[:-1]])[: here.size]
-    places = np.flatnonzero(followed & (before >= 0))
-    _, number, often = np.unique(
-        before[places] * vocab_size + tokens[places], return_inverse=True, return_counts=True
-    )
-    frequent = often >= min_count
-    kept = frequent[number]
-    return places[kept], (np.cumsum(frequent) - 1)[number[kept]]
 
 
 def _most_frequent(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features
+from specjax.acceptance_head import NUM_FEATURES, HeadConfig, apply_head, drawn_features, log_odds
 from specjax.checks import (
     PathLike,
     check_flag,
@@ -337,21 +337,17 @@ class OnlineEstimate(Estimate):
         chance = jax.nn.sigmoid(seen)
         weight = judged * chance * (1.0 - chance)
         pull = weight * seen + judged * (stood.astype(jnp.float32) - chance)
-
-        def added(x: Array) -> Array:
-            return jnp.sum(x, axis=1)
-
-        precision = [added(weight * features**2), added(weight * features), added(weight)]
+        precision = [x.sum(axis=1) for x in (weight * features**2, weight * features, weight)]
+        pulls = [x.sum(axis=1) for x in (pull * features, pull)]
         return Posterior(
             memory.precision + jnp.stack(precision, axis=1),
-            memory.pull + jnp.stack([added(pull * features), added(pull)], axis=1),
+            memory.pull + jnp.stack(pulls, axis=1),
         )
 
 
 def confidence_log_odds(confidences: Array) -> Array:
     """logit(max q) of `confidences [B, V]`, clipped to the informative range: `[B]` float32."""
-    largest = jnp.max(confidences, axis=-1)
-    return jnp.clip(jnp.log(largest) - jnp.log1p(-largest), -_SURE, _SURE)
+    return jnp.clip(log_odds(jnp.max(confidences, axis=-1)), -_SURE, _SURE)
 
 
 def as_param(part: Any, name: str) -> Float32[Array, ""]:

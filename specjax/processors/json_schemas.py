@@ -167,7 +167,15 @@ def _pattern(schema: str, whitespace: str | None) -> str:
     require("outlines_core", "constraints")
     if len(schema) > MOST_CHARACTERS:
         raise SchemaError(f" has {_TOO_LONG}: use a smaller schema")
-    space = "[ ]?" if whitespace is None else _checked_space(whitespace)
+    space = "[ ]?"
+    if whitespace is not None:
+        told = f"whitespace {short_repr(whitespace)}"
+        space, steps = _plain_part(whitespace, told)
+        if (steps[:, [byte for byte in range(256) if byte not in _SPACES]] >= 0).any():
+            raise UserError(
+                f"{told} must match only spaces, tabs and ends of lines, as JSON has them: write "
+                r"' ?' or '[ \t\n\r]*'"
+            )
     name = f" {_beginning(schema)}"
     try:
         tree = json.loads(schema, parse_constant=_finite, parse_float=_finite)
@@ -198,18 +206,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
         raise UserError(f"{text} is not a number of JSON")
     return float(text)
-
-
-def _checked_space(whitespace: str) -> str:
-    name = f"whitespace {short_repr(whitespace)}"
-    space, steps = _plain_part(whitespace, name)
-    others = [byte for byte in range(256) if byte not in _SPACES]
-    if (steps[:, others] >= 0).any():
-        raise UserError(
-            f"{name} must match only spaces, tabs and ends of lines, as JSON has them: write "
-            r"' ?' or '[ \t\n\r]*'"
-        )
-    return space
 
 
 def _plain_part(pattern: str, name: str) -> tuple[str, np.ndarray]:
@@ -252,7 +248,13 @@ class _Checker:
             )
         kind = _deciding(schema, where)
         if kind in ("enum", "const"):
-            _check_values(schema, kind, where)
+            stated = schema.get("type", list(TYPES))
+            types = stated if isinstance(stated, list) else [stated]
+            for value in schema["enum"] if kind == "enum" else [schema["const"]]:
+                if not any(TYPES[each](value) for each in types):
+                    why = f"has {_as_json(value)}, which is not of type {stated}"
+                    _refuse(f"{where}.{kind}", why)
+                _check_value(value, f"{where}.{kind}")
         elif kind == "pattern":
             schema["pattern"] = _string_pattern(schema["pattern"], f"{where}.pattern")
         elif kind == "prefixItems":  # outlines-core writes each of them, and no others
@@ -375,18 +377,8 @@ def _check_name(name: str, where: str) -> None:
         _refuse(where, f"has the name {name!r}, which JSON escapes: rename it")
 
 
-def _check_values(schema: dict[str, Any], kind: str, where: str) -> None:
-    """Refuses values of another type, and those that outlines-core does not write as they are."""
-    stated = schema.get("type", list(TYPES))
-    types = stated if isinstance(stated, list) else [stated]
-    for value in schema["enum"] if kind == "enum" else [schema["const"]]:
-        if not any(TYPES[each](value) for each in types):
-            why = f"has {_as_json(value)}, which is not of type {stated}"
-            _refuse(f"{where}.{kind}", why)
-        _check_value(value, f"{where}.{kind}")
-
-
 def _check_value(value: Any, where: str) -> None:
+    """Refuses a value that outlines-core does not write as it is."""
     if isinstance(value, list | dict):
         for name in value if isinstance(value, dict) else ():
             _check_name(name, where)

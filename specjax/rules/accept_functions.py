@@ -231,25 +231,21 @@ class Cactus(Spans, TargetRule):
         raised = jnp.minimum(p + jnp.sqrt(jnp.maximum(spread, 0.0)), 1.0)
         refused = jnp.maximum(q - raised, 0.0)
         scale = (1.0 - raised) / jnp.where(p < 1.0, 1.0 - p, 1.0)
-        return normalise(jnp.minimum(q, raised) + _redrawn(q, p, refused, scale), fallback=p)
+        # sum_x refused(x) norm((scale(x) p - q)_+), in O(V log V): sorted by q / p, a residual is
+        # positive on a first part of the tokens, so sums are differences of cumulative sums.
+        ratio = jnp.where(p > 0.0, q / jnp.where(p > 0.0, p, 1.0), jnp.inf)
+        order = jnp.argsort(ratio)
+        zero = jnp.zeros((1,), jnp.float32)
+        p_below, q_below = (jnp.concatenate([zero, jnp.cumsum(x[order])]) for x in (p, q))
+        below = jnp.searchsorted(ratio[order], scale)  # tokens with ratio < scale(x)
+        mass = scale * p_below[below] - q_below[below]
+        weight = jnp.where(mass > 0.0, refused / jnp.where(mass > 0.0, mass, 1.0), 0.0)
 
+        def from_above(values: Array) -> Array:
+            # For each place the sum over those x whose residual is positive there.
+            ends = jnp.zeros((p.size + 1,), jnp.float32).at[below].add(values)
+            return jnp.cumsum(ends[::-1])[::-1][1:]
 
-def _redrawn(q: Array, p: Array, refused: Array, scale: Array) -> Array:
-    """sum_x refused(x) norm((scale(x) p - q)_+), in O(V log V)."""
-    # Sorted by q / p, each residual is positive on a first part of the tokens, so sums over them
-    # are differences of cumulative sums.
-    ratio = jnp.where(p > 0.0, q / jnp.where(p > 0.0, p, 1.0), jnp.inf)
-    order = jnp.argsort(ratio)
-    zero = jnp.zeros((1,), jnp.float32)
-    p_below, q_below = (jnp.concatenate([zero, jnp.cumsum(x[order])]) for x in (p, q))
-    below = jnp.searchsorted(ratio[order], scale)  # tokens with ratio < scale(x)
-    mass = scale * p_below[below] - q_below[below]
-    weight = jnp.where(mass > 0.0, refused / jnp.where(mass > 0.0, mass, 1.0), 0.0)
-
-    def from_above(values: Array) -> Array:
-        # For each place the sum over those x whose residual is positive there.
-        ends = jnp.zeros((p.size + 1,), jnp.float32).at[below].add(values)
-        return jnp.cumsum(ends[::-1])[::-1][1:]
-
-    drawn = from_above(weight * scale) * p[order] - from_above(weight) * q[order]
-    return jnp.zeros_like(p).at[order].set(jnp.maximum(drawn, 0.0))
+        drawn = from_above(weight * scale) * p[order] - from_above(weight) * q[order]
+        drawn = jnp.zeros_like(p).at[order].set(jnp.maximum(drawn, 0.0))
+        return normalise(jnp.minimum(q, raised) + drawn, fallback=p)

@@ -34,8 +34,8 @@ from specjax.rules.target import (
     TargetRule,
     cross_entropy,
     entropy,
-    total_variation,
 )
+from specjax.sampling.draws import residual_mass
 from specjax.types import traced_dataclass
 
 
@@ -162,7 +162,7 @@ class BiLD(Strength, Deferral):
 
 def _penalty(strength: Array | float, p: Array, q: Array) -> Array:
     """Strength * D_TV(p, q), and zero where D_TV is zero (no inf * 0 at infinite strength)."""
-    distance = total_variation(p, q)
+    distance = residual_mass(p, q)
     return jnp.where(distance > 0.0, strength * distance, 0.0)
 
 

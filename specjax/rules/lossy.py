@@ -277,14 +277,8 @@ def inverse_beta(
     The right side is convex and piecewise linear in b. So Newton's method from above is monotone
     and exact after at most one step per linear piece; it usually takes three to eight.
 
-    Args:
-      q: the drafter's distribution.
-      p: the verifier's distribution.
-      keep: in (0, 1], 1 - strength.
-      start: at or above the solution.
-
-    Returns:
-      b; 0 if there is no mass to redistribute.
+    `keep` in (0, 1] is 1 - strength, and `start` is at or above the solution. The result is 0 if
+    there is no mass to redistribute.
     """
     excess = residual_mass(q, p / keep)
 

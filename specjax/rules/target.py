@@ -20,7 +20,7 @@ from jaxtyping import Array, Float32
 from specjax.checks import check_number, check_part
 from specjax.compilation import jit
 from specjax.errors import UserError
-from specjax.sampling.draws import Weights, residual_mass, total
+from specjax.sampling.draws import Weights, total
 from specjax.types import Rule, traced_dataclass
 
 _FLAGS = ("reads_draft", "reads_draft_confidence", "reads_verifier_confidence")
@@ -214,11 +214,6 @@ def kl_divergence(x: Weights, y: Weights) -> Float32[Array, ""]:
     # close, nothing cancels, and the rounding of r hardly matters.
     terms = jnp.where(both, x * jnp.log(ratio) - y * (ratio - 1.0), y - x)
     return jnp.where(jnp.any((x > 0.0) & (y <= 0.0)), jnp.inf, total(terms))
-
-
-def total_variation(p: Weights, q: Weights) -> Float32[Array, ""]:
-    """D_TV(p, q) = sum_v max(0, p(v) - q(v))."""
-    return residual_mass(p, q)
 
 
 def accept_probability(q: Weights, target: Weights) -> Float32[Array, ""]:

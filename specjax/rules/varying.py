@@ -20,7 +20,7 @@ from specjax.rules.target import (
     check_position,
     kl_divergence,
 )
-from specjax.sampling.draws import normalise, total
+from specjax.sampling.draws import TINY, normalise, total
 from specjax.types import traced_dataclass
 
 
@@ -125,8 +125,7 @@ class Budgeted(Spans):
         affordable = whole <= budget
         chord = budget / jnp.where(affordable, 1.0, whole)
         # A smaller budget is affordable too; infinity over infinity would be NaN.
-        least = jnp.finfo(square.dtype).tiny
-        square = jnp.where(affordable, 1.0, jnp.maximum(square, least))
+        square = jnp.where(affordable, 1.0, jnp.maximum(square, TINY))
         curve = jnp.sqrt(jnp.expm1(jnp.minimum(budget, 80.0)) / square)
         left = jnp.where(affordable, 1.0, jnp.minimum(jnp.maximum(chord, curve), 1.0))
         pi = left * target + (1.0 - left) * p

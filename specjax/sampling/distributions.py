@@ -45,7 +45,6 @@ def _has_kernel(logits: Array, sampling: Sampling) -> bool:
 
 def _unfiltered(logits: Array, sampling: Sampling) -> tuple[Array, Array]:
     """The inputs of the kernels of `distribution` and `draw_from_logits`."""
-    _check_position(logits, sampling)
     return logits.astype(jnp.float32), jnp.asarray(sampling.temperature, jnp.float32)
 
 
@@ -55,14 +54,6 @@ def _distribution_at(logits: Array, temperature: Array) -> Array:
 
 def _drawn_at(logits: Array, temperature: Array, uniform: Array) -> tuple[Array, Array]:
     return draw_plainly(logits, Sampling(temperature), uniform)
-
-
-def _check_position(logits: Array, sampling: Sampling) -> None:
-    settings = sampling.temperature, sampling.top_k, sampling.top_p
-    assert logits.ndim == 1, "logits must be those of one position: vmap over the others"
-    assert not any(map(jnp.ndim, jax.tree.leaves(settings))), (
-        "a setting per row: vmap over the rows"
-    )
 
 
 def distribution_plainly(logits: Float[Array, " V"], sampling: Sampling) -> Float32[Array, " V"]:
@@ -146,7 +137,9 @@ class _Weights(NamedTuple):
 
 def _weigh(logits: Array, sampling: Sampling) -> _Weights:
     assert sampling.processors is None, "draw rows by the functions of specjax.processing"
-    _check_position(logits, sampling)
+    assert logits.ndim == 1, "logits must be those of one position: vmap over the others"
+    settings = jax.tree.leaves((sampling.temperature, sampling.top_k, sampling.top_p))
+    assert not any(map(jnp.ndim, settings)), "a setting per row: vmap over the rows"
     logits = logits.astype(jnp.float32)
     top = jnp.max(logits)
     is_top = logits == top
@@ -242,7 +235,7 @@ def in_top_p(
 ) -> Bool[Array, " V"]:
     """The first tokens by their `descending_bits` with a part p of all weights; all ties stay."""
     # At least the smallest normal number: devices treat less as 0, and no token would reach it.
-    mass = jnp.maximum(p * jnp.sum(weights), float(jnp.finfo(jnp.float32).tiny))
+    mass = jnp.maximum(p * jnp.sum(weights), TINY)
     # The smallest threshold that keeps a probability of p; all tokens up to it are kept.
     return (rank <= _edge(rank, weights, mass)) | (p >= 1.0)
 

@@ -54,7 +54,7 @@ def draw_from_logits(
     vocab = logits.shape[1]
     probs, tokens = over_rows(
         functools.partial(_drawn, vocab=vocab), vocab, (temperature, uniforms, logits),
-        ((vocab, jnp.float32), (0, jnp.int32)), sums=True, interpret=interpret,
+        ((vocab, jnp.float32), (0, jnp.int32)), interpret=interpret,
     )  # fmt: skip
     return probs, tokens
 
@@ -65,10 +65,8 @@ def distribution(
 ) -> Float32[Array, "B V"]:
     """`sampling.distribution` of many rows; arguments as for `draw_from_logits`."""
     vocab = logits.shape[1]
-    (probs,) = over_rows(
-        functools.partial(_distribution, vocab=vocab), vocab, (temperature, logits),
-        ((vocab, jnp.float32),), sums=True, interpret=interpret,
-    )  # fmt: skip
+    kernel, inputs = functools.partial(_distribution, vocab=vocab), (temperature, logits)
+    (probs,) = over_rows(kernel, vocab, inputs, ((vocab, jnp.float32),), interpret=interpret)
     return probs
 
 
@@ -80,7 +78,7 @@ def draw_by_weights(
     vocab = weights.shape[1]
     kernel = functools.partial(_draw_by_weights, vocab=vocab)
     inputs, outputs = (uniforms, weights), ((0, jnp.int32),)
-    (tokens,) = over_rows(kernel, vocab, inputs, outputs, sums=True, interpret=interpret)
+    (tokens,) = over_rows(kernel, vocab, inputs, outputs, interpret=interpret)
     return tokens
 
 
@@ -225,7 +223,6 @@ def _normalise(probs_ref: Any, inverse: Array, one: Array, leaf: Array | None, v
     """Turns weights into probabilities, in place."""
 
     def body(chunk: Any, within: int, real: int, inside: Array) -> Array:
-        del real
         weights = tile_of(probs_ref, chunk, within)
         probs = jnp.where(one - chunk * LANES == within, 1.0, weights[...] * inverse)
         weights[...] = probs
@@ -266,19 +263,16 @@ def over_rows(
     inputs: tuple[Array, ...],
     outputs: tuple[tuple[int, Any], ...],
     *,
-    sums: bool = False,
-    interpret: bool = False,
+    interpret: bool,
 ) -> list[Array]:
     """Calls a kernel for blocks of up to eight rows.
 
     Args:
-      kernel: takes a ref per input and output. A vector of rows `[B]` comes as `[1, 1, R]`, in
-        lanes, as in XLA's arrays; others `[B, n]` as `[R, n]`, where V is rounded up to tiles.
-      vocab: V.
+      kernel: takes a ref per input and output, then one of `[R, C * 128]` float32 for C chunks of
+        tiles. A vector of rows `[B]` comes as `[1, 1, R]`, in lanes, as in XLA's arrays; others
+        `[B, n]` as `[R, n]`, where V is rounded up to tiles.
       inputs: `[B]` or `[B, n]`; so are the results.
       outputs: for each result n, 0 for a vector, and its dtype.
-      sums: whether the kernel takes another ref, `[R, C * 128]` float32 for C chunks of tiles.
-      interpret: see `draw_from_logits`.
     """
     batch = inputs[0].shape[0]
     rows = min(batch, SUBLANES)
@@ -305,7 +299,7 @@ def over_rows(
             jax.ShapeDtypeStruct((batch, width) if width else (steps, 1, rows), dtype)
             for width, dtype in outputs
         ],
-        scratch_shapes=[room] if sums else [],
+        scratch_shapes=[room],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",), vmem_limit_bytes=_VMEM
         ),
@@ -323,10 +317,8 @@ def over_tiles(
     its chunk is static: computing its address would take longer than most bodies.
 
     Args:
-      vocab: V.
       body: gets the chunk's number, the tile's number in it (static), the number of real entries of
         the tile (static), and the carry.
-      carry: the first carry.
       done: `carry = done(chunk, carry)` after each chunk.
     """
     chunks, rest = divmod(vocab, LANES * LANES)

@@ -27,7 +27,6 @@ _CHUNK = 4096
 
 def fixed_length(context: tuple[int, ...], drafted: tuple[int, ...]) -> float:
     """A `Stop` that never stops a draft before its maximal length."""
-    del context, drafted
     return 0.0
 
 
@@ -128,7 +127,8 @@ def emitted_law(
     needed = _offset(vocab, num_tokens + max_draft)
     assert min(len(draft), len(target)) >= needed, f"tables need {needed} prefixes"
     drafts = _tuples(vocab, max_draft)
-    outcome = _outcomes(verification, accepted_probs)
+    hashable: Any = verification
+    outcome = _outcomes(hashable, accepted_probs)
     law = np.zeros(vocab**num_tokens)
     # (emitted tokens, starts of the rounds where the carry depends on them) -> [chance, carry]
     start = jax.tree.map(np.asarray, verification.init_carry(max_draft))
@@ -140,9 +140,20 @@ def emitted_law(
         cases, weights = _cases(now, drafts, max_draft, stop, draft, drawn_from, kept)
         for start_row in range(0, len(cases), _CHUNK):
             part = cases[start_row : start_row + _CHUNK]
-            accepted, following, carries = outcome(
-                *_stack(part, now, draft, target, bonus, drafts, max_draft)
+            tokens = np.stack([drafts[row] for _, row, _ in part]).astype(np.int32)
+            ends = np.array([drawn for _, _, drawn in part], np.int32)
+            prefixes = np.array(
+                [
+                    [_number((*state[0], *drafts[row][:i]), vocab) for i in range(max_draft + 1)]
+                    for state, row, _ in part
+                ]
             )
+            carry = jax.tree.map(lambda *x: np.stack(x), *[now[state][1] for state, _, _ in part])
+            # Nothing after the bonus row of a draft may be read: invalid values show if it is.
+            inside = np.arange(max_draft + 1)[None, :, None] <= ends[:, None, None]
+            q, pi = (np.where(inside, x[prefixes], np.float32(1.0)) for x in (draft, target))
+            extra = np.full_like(pi, -1.0) if bonus is None else bonus[prefixes]
+            accepted, following, carries = outcome(tokens, q, pi, extra, ends, carry)
             for i, (state, row, drawn) in enumerate(part):
                 weight = now[state][0] * weights[start_row + i]
                 for count in range(drawn + 1):
@@ -165,12 +176,10 @@ def emitted_law(
     return law
 
 
+@functools.cache
 def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
     """Jitted: stacked cases -> laws of counts and next tokens, and all possible carries."""
-    key = (verification, accepted_probs)
-    if key not in _OUTCOMES:
-        _OUTCOMES[key] = jit(jax.vmap(functools.partial(_outcome, verification, accepted_probs)))
-    jitted = _OUTCOMES[key]
+    jitted = jit(jax.vmap(functools.partial(_outcome, verification, accepted_probs)))
 
     def padded(*args):
         rows = len(args[0])
@@ -180,9 +189,6 @@ def _outcomes(verification: Verification, accepted_probs: Callable) -> Callable:
         return jax.tree.map(lambda x: np.asarray(x)[:rows], out)
 
     return padded
-
-
-_OUTCOMES: dict[Any, Callable] = {}
 
 
 def _outcome(verification, accepted_probs, tokens, draft, target, bonus, length, carry):
@@ -222,25 +228,6 @@ def _cases(states, drafts, max_draft, stop, draft, drawn_from, kept):
                     weights.append(path * going * ends)
                 going *= 1.0 - ends
     return cases, weights
-
-
-def _stack(cases, states, draft, target, bonus, drafts, max_draft):
-    vocab = draft.shape[1]
-    tokens = np.stack([drafts[row] for _, row, _ in cases]).astype(np.int32)
-    length = np.array([drawn for _, _, drawn in cases], np.int32)
-    prefixes = np.array(
-        [
-            [_number((*state[0], *drafts[row][:i]), vocab) for i in range(max_draft + 1)]
-            for state, row, _ in cases
-        ]
-    )
-    carry = jax.tree.map(lambda *x: np.stack(x), *[states[state][1] for state, _, _ in cases])
-    # Nothing after the bonus row of a draft may be read: invalid values show if it is.
-    inside = np.arange(max_draft + 1)[None, :, None] <= length[:, None, None]
-    q = np.where(inside, draft[prefixes], np.float32(1.0))
-    pi = np.where(inside, target[prefixes], np.float32(1.0))
-    extra = np.full_like(pi, -1.0) if bonus is None else bonus[prefixes]
-    return tokens, q, pi, extra, length, carry
 
 
 def _tuples(vocab: int, length: int) -> np.ndarray:

@@ -140,19 +140,17 @@ class Sampling:
             put(self, "top_k", check_number("top_k", self.top_k, low=1, dtype=jnp.int32))
         if self.top_p is not None:
             put(self, "top_p", check_number("top_p", self.top_p, low=0.0, high=1.0, open_low=True))
-        if self.processors is not None:
-            put(self, "processors", _in_order(self.processors))
-
-
-def _in_order(processors: Any) -> tuple[Any, ...] | None:
-    """The processors in the order in which they run; None if there are none."""
-    if not isinstance(processors, tuple | list):
-        raise UserError(
-            f"processors must be a tuple such as (processors.MinP(0.05),), got {processors!r}"
-        )
-    for i, one in enumerate(processors):
-        check_part(f"processors[{i}]", one, ("process", "init", "order"), "processors.MinP(0.05)")
-    return tuple(sorted(processors, key=lambda one: one.order)) or None
+        if self.processors is None:
+            return
+        if not isinstance(self.processors, tuple | list):
+            raise UserError(
+                "processors must be a tuple such as (processors.MinP(0.05),), got "
+                f"{self.processors!r}"
+            )
+        needed = ("process", "init", "order")
+        for i, one in enumerate(self.processors):
+            check_part(f"processors[{i}]", one, needed, "processors.MinP(0.05)")
+        put(self, "processors", tuple(sorted(self.processors, key=lambda one: one.order)) or None)
 
 
 # Why a row ended: the codes in `DecodeState.ended_by`, and their names.

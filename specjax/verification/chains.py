@@ -96,9 +96,7 @@ def draw_next(
 
     Args:
       uniforms: independent of each other and of those for `accept`.
-      acceptance: from `accept`.
       block: as given to `accept`; its targets are not read.
-      num_accepted: from `accept`.
       bonus: the target distribution after the whole block; None if `acceptance.targets` has it.
     """
     target, draft, scale = _after(acceptance, block, num_accepted)
@@ -291,11 +289,23 @@ class GreedyBlock(Verification):
         return GreedyBlockCarry(jnp.ones((slots,), jnp.float32), jnp.zeros((slots,), jnp.int32))
 
     def acceptance(self, block: ScoredBlock, carry: Any = ()) -> Acceptance:
-        tokens, draft_probs, _, num_drafted = block[:4]
+        tokens, draft_probs, targets, num_drafted = block[:4]
         assert draft_probs is not None
         assert isinstance(carry, GreedyBlockCarry), "start with init_carry(G)"
         assert carry.ratio.size == max(tokens.size - 1, 0), "the carry is of another block length"
-        targets, levels = _nested(block, carry)
+
+        def alter(targets, slot):
+            ratio, remaining = slot
+            along = _joint_ratios(tokens, draft_probs, targets, num_drafted, start=ratio)
+            alive = jnp.arange(tokens.size + 1) < remaining
+            # An infinite ratio (an emitted token that q cannot draw) does not change the target.
+            finite = jnp.isfinite(along)
+            altered = jax.vmap(residual)(targets, draft_probs, jnp.where(finite, along, 1.0))
+            new = jnp.where((alive & finite)[:, None], altered, targets)
+            return new, _Levels(targets, along, alive)
+
+        # The carry-overs of the slots one after the other, oldest first.
+        targets, levels = lax.scan(alter, targets, (carry.ratio, carry.remaining))
         scales = jnp.minimum(_joint_ratios(tokens, draft_probs, targets, num_drafted), _MAX_RATIO)
         index = jnp.arange(1, tokens.size + 1)
         remain = jax.vmap(residual_mass)(targets, draft_probs, scales)[1:]
@@ -350,25 +360,6 @@ class _Levels(NamedTuple):
     inputs: Float32[Array, "C N V"]
     ratios: Float32[Array, "C N"]
     alive: Bool[Array, "C N"]
-
-
-def _nested(block: ScoredBlock, carry: GreedyBlockCarry) -> tuple[Array, _Levels]:
-    """Applies the carry-overs of the slots one after the other, oldest first."""
-    tokens, draft_probs, target_probs, num_drafted = block[:4]
-    assert draft_probs is not None
-    position = jnp.arange(tokens.size + 1)
-
-    def alter(targets, slot):
-        ratio, remaining = slot
-        along = _joint_ratios(tokens, draft_probs, targets, num_drafted, start=ratio)
-        alive = position < remaining
-        # An infinite ratio (an emitted token that q cannot draw) does not change the target.
-        finite = jnp.isfinite(along)
-        altered = jax.vmap(residual)(targets, draft_probs, jnp.where(finite, along, 1.0))
-        new = jnp.where((alive & finite)[:, None], altered, targets)
-        return new, _Levels(targets, along, alive)
-
-    return lax.scan(alter, target_probs, (carry.ratio, carry.remaining))
 
 
 def _joint_ratios(

@@ -73,7 +73,24 @@ class Traversal(Block):
     walks_trees: ClassVar[bool] = True
 
     def walk(self, uniforms: Float32[Array, " G"], block: ScoredBlock) -> Path:
-        return climb(uniforms, block, _judge(block, joint=True))
+        assert block.parents is not None
+        parents, count = block.parents, block.parents.size
+        judged = _judge(block, joint=True)
+        # Of a leaf, whose own target may be unknown, this is the chance of its path.
+        passed = passes(uniforms, judged.totals[1:])
+        none = jnp.int32(-1)
+
+        def step(number: Array, best: Array) -> Array:
+            node = count - number
+            this = jnp.where(passed[node - 1], node, none)
+            lowest = jnp.where(best[node] >= 0, best[node], this)
+            # Elder siblings come later in this loop, and have priority.
+            at = parents[node - 1]
+            return best.at[at].set(jnp.where(lowest >= 0, lowest, best[at]))
+
+        # To the first node, children before their parents, that passes by the sum of its masses.
+        best = lax.fori_loop(0, count, step, jnp.full((count + 1,), none))
+        return _path_to(jnp.maximum(best[0], 0), parents, judged, block.target_probs)
 
 
 class JudgedTree(NamedTuple):
@@ -119,7 +136,11 @@ def _judge(block: ScoredBlock, *, joint: bool) -> JudgedTree:
         if block.draft_probs is not None:
             left = jnp.maximum(1.0 - state.totals[at], 0.0)
             draft = row(block.draft_probs, drawn_from[node - 1])
-            draft = _without_siblings(draft, node, tokens, laws, drawn_from)
+            index = jnp.arange(1, tokens.size + 1, dtype=jnp.int32)
+            siblings = (drawn_from == drawn_from[node - 1]) & (index != node)
+            # Siblings that the row's limit cuts off count too: the draw did not know of the limit.
+            gone = siblings & jnp.where(index < node, law >= ChildLaw.WITHOUT, law == ChildLaw.OFF)
+            draft = draft.at[jnp.where(gone, tokens, draft.size)].set(0.0, mode="drop")
             drawn = _after_draw(scale * masses, token, draft, left)
             fixed = law == ChildLaw.TOP
             chance = jnp.where(fixed, share, drawn[0])
@@ -144,17 +165,6 @@ def _judge(block: ScoredBlock, *, joint: bool) -> JudgedTree:
     return lax.fori_loop(1, count, step, start)
 
 
-def _without_siblings(
-    draft: Array, node: Array, tokens: Array, laws: Array, drawn_from: Array
-) -> Array:
-    """The weights that a node's token was drawn by, from its drafter's distribution."""
-    law, index = laws[node - 1], jnp.arange(1, tokens.size + 1, dtype=jnp.int32)
-    siblings = (drawn_from == drawn_from[node - 1]) & (index != node)
-    # Siblings that the row's limit cuts off count too: the draw did not know of the limit.
-    gone = siblings & jnp.where(index < node, law >= ChildLaw.WITHOUT, law == ChildLaw.OFF)
-    return draft.at[jnp.where(gone, tokens, draft.size)].set(0.0, mode="drop")
-
-
 def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[Array, ...]:
     """The chance of a token that was drawn by the weights `draft`, and what it leaves."""
     weight = total(draft)
@@ -169,26 +179,6 @@ def _after_draw(mass: Array, token: Array, draft: Array, left: Array) -> tuple[A
     scale = jnp.where(some, 1.0 / jnp.where(some, below, 1.0), jnp.where(exists, 0.0, 1.0))
     kept = jnp.where(exists, remains * scale, 1.0 - left)
     return jnp.minimum(chance, 1.0), jnp.where(some, rest, mass), scale, kept
-
-
-def climb(uniforms: Float32[Array, " G"], block: ScoredBlock, judged: JudgedTree) -> Path:
-    """To the first node, children before their parents, that passes by the sum of its masses."""
-    assert block.parents is not None
-    parents, count = block.parents, block.parents.size
-    # Of a leaf, whose own target may be unknown, this is the chance of its path.
-    passed = passes(uniforms, judged.totals[1:])
-    none = jnp.int32(-1)
-
-    def step(number: Array, best: Array) -> Array:
-        node = count - number
-        this = jnp.where(passed[node - 1], node, none)
-        lowest = jnp.where(best[node] >= 0, best[node], this)
-        # Elder siblings come later in this loop, and have priority.
-        at = parents[node - 1]
-        return best.at[at].set(jnp.where(lowest >= 0, lowest, best[at]))
-
-    best = lax.fori_loop(0, count, step, jnp.full((count + 1,), none))
-    return _path_to(jnp.maximum(best[0], 0), parents, judged, block.target_probs)
 
 
 def descend(uniforms: Float32[Array, " G"], block: ScoredBlock, judged: JudgedTree) -> Path:

@@ -2,8 +2,3 @@
 
 from specjax.testing.auditing.auditor import audit
 from specjax.testing.auditing.report import AuditReport
-
-__all__ = [
-    "AuditReport",
-    "audit",
-]

@@ -233,7 +233,16 @@ def injected_law(
         return np.concatenate(parts)
 
     if not case.law:
-        return _impossible_only(evaluate, case, blocks, weights)
+        # Stratified points: a share of impossible tokens of 1e-3 cannot hide.
+        each = 1024
+        # Only a rejected token shows the residual.
+        rejected = np.flatnonzero(blocks[:, 0] != np.argmax(case.target[0]))
+        shown = rejected if rejected.size else np.arange(count)
+        draft = np.repeat(shown, each)
+        coordinates = np.full((len(draft), 2), 0.9)
+        coordinates[:, 1] = np.tile((np.arange(each) + 0.5) / each, len(shown))
+        codes = evaluate(draft, coordinates)
+        return CaseLaw(outcomes_of(case, blocks, draft, codes, weights[draft] / each), samples=each)
     resolution = _RESOLUTIONS[calling.dtype]
     breaks = _breakpoints(evaluate, count, dimensions, rng, resolution)
     drafted, points = _faces(count, dimensions, rng)
@@ -269,22 +278,6 @@ def injected_law(
     volumes = np.prod(np.concatenate(widths).reshape(-1, dimensions), axis=1)
     outcomes = outcomes_of(case, blocks, index, codes, weights[index] * volumes)
     return CaseLaw(outcomes, edges)
-
-
-def _impossible_only(
-    evaluate: Evaluate, case: HardCase, blocks: np.ndarray, weights: np.ndarray
-) -> CaseLaw:
-    """Stratified points: a share of impossible tokens of 1e-3 cannot hide."""
-    count = 1024
-    # Only a rejected token shows the residual.
-    rejected = np.flatnonzero(blocks[:, 0] != np.argmax(case.target[0]))
-    shown = rejected if rejected.size else np.arange(len(blocks))
-    draft = np.repeat(shown, count)
-    coordinates = np.full((len(draft), 2), 0.9)
-    coordinates[:, 1] = np.tile((np.arange(count) + 0.5) / count, len(shown))
-    codes = evaluate(draft, coordinates)
-    outcomes = outcomes_of(case, blocks, draft, codes, weights[draft] / count)
-    return CaseLaw(outcomes, samples=count)
 
 
 def _faces(num_drafts: int, dimensions: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
