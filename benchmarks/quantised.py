@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command
-from specjax.cli.demo import samples
 from specjax.cli.report import Report
 from specjax.compilation import jit
+from specjax.data.examples import read_examples
 from specjax.evaluation import METRICS
 from specjax.memory import nbytes
 from specjax.text import Decoder, Pair, TextModel, load_pair
-from specjax.text.directories import DEFAULT_PAIR, built_in_pairs
 from specjax.text.teacher_forcing import KnownTexts, batches, read
 from specjax.types import Sampling
 
@@ -40,9 +39,10 @@ _FLOATS = "None"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the pair and its texts."""
-    parser.add_argument(
-        "--pair", default=DEFAULT_PAIR, choices=built_in_pairs(), help="with its samples"
-    )
+    parser.add_argument("--pair", default="multi30k_ende", help="a built-in pair")
+    parser.add_argument("--inputs", help="TSV or JSONL (default: the pair's samples)")
+    parser.add_argument("--fields", nargs=2, help="the fields of inputs and references")
+    parser.add_argument("--references", help="a text file instead of the second field")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts")
     parser.add_argument(
         "--weights", nargs="+", default=["int8", "int8+embedding"], help="compared with None"
@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Report:
     """Decodes greedily and reads the references, with each form of the weights."""
     command.check_positive(args, "prompts", "rows", "max_new", "repeats")
-    examples = samples(args.pair).examples[: args.prompts]
-    inputs, references = ([getattr(x, of) for x in examples] for of in ("inputs", "targets"))
+    inputs, references = _texts(args)
     rows = []
     forms = [_FLOATS, *args.weights]
     pairs = {
@@ -79,6 +78,23 @@ def run(args: argparse.Namespace) -> Report:
             "per_call: tokens per call of the verifier with the pair, greedily.",
         ],
     )
+
+
+def _texts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    from specjax.text.directories import built_in_pair
+
+    source, fields = args.inputs, args.fields
+    if source is None:
+        (source,) = built_in_pair(args.pair).glob("samples.*")
+        fields = ("en", "de") if source.suffix == ".tsv" else ("question", "answer")
+    given = dict(zip(("inputs_field", "targets_field"), fields or (None, None), strict=True))
+    examples = list(read_examples(source, **given))[: args.prompts]
+    references = [example.targets for example in examples]
+    if args.references is not None:
+        references = [x.inputs for x in read_examples(args.references)][: args.prompts]
+    if len(references) != len(examples) or not all(isinstance(x, str) for x in references):
+        raise ValueError(f"{source}: there must be a reference per input: give --fields")
+    return [example.inputs for example in examples], [str(x) for x in references]
 
 
 def _measure(

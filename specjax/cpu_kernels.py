@@ -126,7 +126,7 @@ def attention(
     the same numbers, whether the tokens before it are beside the cache or in it.
 
     Args:
-      segments: keys, values and a bias `[B, K, N, T, S]`, where all sizes but S may be 1.
+      segments: keys, values, and a bias, which is `[B, K, N, T, S]`; its sizes but S may be 1.
       start: the position of the second segment's first key; that of the first one's is 0.
       sinks: a logit of each head that has no value.
     """

@@ -190,7 +190,12 @@ def save_t5x_pair(
     T5X's minimal T5, `pair.gin` has their sizes for T5X. T5X's "target" is then
     {"drafter": ..., "verifier": ...}; see `specjax.integrations.t5x`.
 
-    By default the arrays on disk have their own dtype, float32 if they differ.
+    Args:
+      path: a directory that does not exist, or is empty.
+      verifier: the large network's checkpoint.
+      drafter: the small network's.
+      dtype: of the arrays on disk; by default their own, float32 if they differ.
+      check_weights: see `load_model`.
     """
     arrays: dict[str, Any] = {}
     configs, steps = {}, {}

@@ -46,10 +46,11 @@ def step_of(directory: Path) -> int | None:
 
 def t5x_directory(path: Path) -> Path | None:
     """`checkpoint_<step>` itself, or the latest checkpoint in a model directory."""
-    found = [place for place in path.iterdir() if place.is_dir() and step_of(place) is not None]
-    latest = (
-        path if _is_checkpoint(path) else max(found, key=lambda x: step_of(x) or 0, default=None)
-    )
+    if _is_checkpoint(path):
+        return path
+    places = filter(Path.is_dir, path.iterdir())
+    steps = {step: place for place in places if (step := step_of(place)) is not None}
+    latest = steps[max(steps)] if steps else None
     if latest is not None and not _is_checkpoint(latest):
         raise UserError(
             f"{latest} has neither a file 'checkpoint' nor Orbax's state/_METADATA; copy the whole "

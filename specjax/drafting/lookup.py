@@ -343,7 +343,8 @@ class Lookup(Drafter):
         else:
             follows &= ahead < left
         copied = jnp.take_along_axis(state.context, place + ahead, axis=1, mode="clip")
-        successors = next(iter(jax.tree.leaves(params)), None)  # the first array of NGrams, too
+        successors = params.successors if isinstance(params, NGrams) else params
+        successors = None if isinstance(successors, tuple) else successors
         fits = successors is None or successors.shape == (self.vocab_size,)
         assert fits, f"Lookup: the table must have {self.vocab_size} entries"
         # The last tokens that the table needs, the last first; -1 for missing tokens.

@@ -5,7 +5,7 @@ Source: Cascade Speculative Drafting (arXiv 2312.11462).
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,9 +92,7 @@ class Cascade(Drafting):
     def __post_init__(self) -> None:
         models = self.models
         several = isinstance(models, tuple | list) and len(models) > 0
-        if not several or not all(
-            isinstance(x, str | os.PathLike) or hasattr(x, "prepared") for x in models
-        ):
+        if not several or not all(_is_model(model) for model in models):
             raise UserError(
                 "models must be a tuple of names, directories or TextModels, the largest first, "
                 f"got {models!r}"
@@ -111,30 +109,8 @@ class Cascade(Drafting):
         form_of(self.weights, "drafter")  # its checks
         if self.width is not None:
             check_count("width", self.width, "or None for no siblings", low=2)
-        try:
-            matrix = np.asarray(self.lengths)
-        except ValueError:
-            raise UserError(f"K must have rows of equal length, got {self.lengths!r}") from None
-        size = len(self._names)
-        if matrix.shape != (size, size):
-            raise UserError(
-                f"K must have a row and a column for each of the {size} drafters "
-                f"({', '.join(self._names)}), got shape {matrix.shape}"
-            )
-        if matrix.dtype.kind not in "iu" or (matrix < 0).any():
-            raise UserError(f"K must hold whole numbers of at least 0, got {matrix.tolist()}")
-        below = np.argwhere(np.tril(matrix, -1))
-        if below.size:
-            row, column = below[0]
-            raise UserError(
-                f"K must be upper triangular, got {matrix[row, column]} in row {row + 1}, column "
-                f"{column + 1}: row r has the tokens of drafters r, r + 1, ...; put 0 before them"
-            )
-        if not matrix[0].any():
-            raise UserError(
-                "K must have tokens in its first row, which the verifier reviews: got 0s"
-            )
-        object.__setattr__(self, "lengths", tuple(map(tuple, matrix.tolist())))
+        matrix = check_lengths(self.lengths, self._names)
+        object.__setattr__(self, "lengths", tuple(map(tuple, matrix)))
         object.__setattr__(self, "models", tuple(models))
         lenience(self.lenience)  # its checks
         for i, rule in enumerate(self._rules):
@@ -220,3 +196,33 @@ class Cascade(Drafting):
         if self.width is not None:
             drafter = CaterpillarDrafter(drafter, self.width)
         return drafter, params
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) or hasattr(value, "prepared")
+
+
+def check_lengths(lengths: Any, names: Sequence[str]) -> list[list[int]]:
+    """K of the drafters with these names, as lists of ints."""
+    try:
+        matrix = np.asarray(lengths)
+    except ValueError:
+        raise UserError(f"K must have rows of equal length, got {lengths!r}") from None
+    size = len(names)
+    if matrix.shape != (size, size):
+        raise UserError(
+            f"K must have a row and a column for each of the {size} drafters ({', '.join(names)}), "
+            f"got shape {matrix.shape}"
+        )
+    if matrix.dtype.kind not in "iu" or (matrix < 0).any():
+        raise UserError(f"K must hold whole numbers of at least 0, got {matrix.tolist()}")
+    below = np.argwhere(np.tril(matrix, -1))
+    if below.size:
+        row, column = below[0]
+        raise UserError(
+            f"K must be upper triangular, got {matrix[row, column]} in row {row + 1}, column "
+            f"{column + 1}: row r has the tokens of drafters r, r + 1, ...; put 0 before them"
+        )
+    if not matrix[0].any():
+        raise UserError("K must have tokens in its first row, which the verifier reviews: got 0s")
+    return matrix.tolist()

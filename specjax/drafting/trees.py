@@ -153,6 +153,8 @@ class Beam:
     keep: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("depth", "width", "beam"):
+            check_count(name, getattr(self, name), "give a whole number")
         if self.keep is not None:
             check_count("keep", self.keep, "give a number of nodes, or None for all")
             drafted = dataclasses.replace(self, keep=None).size
@@ -196,7 +198,7 @@ class _Growing(NamedTuple):
     """A tree with n nodes, the root included, of which m have been read: those with children.
 
     Attributes:
-      scores: the drafter's probability of the path to each node, at temperature 1 if greedy.
+      scores: the drafter's probability of the path to each node (see `_ranks`).
       read: the nodes that have been read, in this order.
       follows: the place in `read` of the parent of each but the root.
       shape: of the read nodes.
@@ -252,6 +254,23 @@ class Tree(ModelDrafter):
     _lags: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        self._check_shape()
+        if not self.is_bound:
+            return
+        check_model("model", self.model)
+        object.__setattr__(self, "name", self.name or "drafter")
+        if not self.model.reads_trees:
+            raise UserError(
+                f"trees need a drafter that reads them, not {type(self.model).__name__}: draft "
+                "chains, or give an EAGLE or MTP head, or a model without recurrent layers"
+            )
+        if self.shape.widest > self.vocab_size and self.children != "independent":
+            raise UserError(
+                f"a node of the tree has {self.shape.widest} children, but there are only "
+                f"{self.vocab_size} tokens: use a narrower tree"
+            )
+
+    def _check_shape(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "beam", "keep")}
         least = 0
         if self.parents is not None:
@@ -279,20 +298,6 @@ class Tree(ModelDrafter):
                 f"{self!r:.80} has more than {MOST_NODES} nodes: give a smaller depth, width or "
                 "beam, or fewer parents"
             )
-        if not self.is_bound:
-            return
-        check_model("model", self.model)
-        object.__setattr__(self, "name", self.name or "drafter")
-        if not self.model.reads_trees:
-            raise UserError(
-                f"trees need a drafter that reads them, not {type(self.model).__name__}: draft "
-                "chains, or give an EAGLE or MTP head, or a model without recurrent layers"
-            )
-        if self.shape.widest > self.vocab_size and self.children != "independent":
-            raise UserError(
-                f"a node of the tree has {self.shape.widest} children, but there are only "
-                f"{self.vocab_size} tokens: use a narrower tree"
-            )
 
     @functools.cached_property
     def shape(self) -> Topology | Beam:
@@ -315,6 +320,7 @@ class Tree(ModelDrafter):
 
     @property
     def path(self) -> int:
+        """The length of the longest path."""
         return len(self.shape.levels)
 
     @property
@@ -409,11 +415,6 @@ class Tree(ModelDrafter):
             logits=last.logits[:, None],
             cache=last.cache,
         )
-        # A greedy q has no second token: there q at temperature 1 ranks tokens and paths.
-        temperature = jnp.asarray(inputs.sampling.temperature)
-        ones = jnp.ones(temperature.shape, jnp.float32)
-        plain = dataclasses.replace(inputs.sampling, temperature=ones, top_k=None, top_p=None)
-        greedy = (temperature < TINY)[:, None, None]
         probs: list[Array] = []
         used, size = 0, 1
         for level in self.shape.levels:
@@ -421,8 +422,7 @@ class Tree(ModelDrafter):
                 tree = self._read(params, tree, state.positions, level, size)
             with jax.named_scope("draw"):
                 probs.append(_distributions(tree, inputs.sampling, len(level.counts)))
-                ranks = _distributions(tree, plain, len(level.counts))
-                ranks = jnp.where(greedy, ranks, probs[-1])
+                ranks = _ranks(tree, inputs.sampling, probs[-1])
                 tree = self._grow(tree, level, probs[-1], ranks, uniforms, used)
             used += sum(min(count, self._drawn) for count in level.counts)
             size = level.size
@@ -440,6 +440,13 @@ class Tree(ModelDrafter):
             laws=tree.laws,
         )
         return block, state._replace(cache=tree.cache, history=last.history)
+
+    def _uniforms_of(self, level: Level, uniforms: Array, used: int) -> Array:
+        """`[B, W, n, U]`: those for the n draws below each node; some are not used."""
+        starts = used + np.cumsum([0, *(min(count, self._drawn) for count in level.counts)])[:-1]
+        most = min(max(level.counts), self._drawn)
+        places = starts[:, None] + np.arange(most)[None]
+        return uniforms[:, np.minimum(places, max(uniforms.shape[1] - 1, 0)).astype(np.int32)]
 
     def _read(
         self, params: ChainParams, tree: _Growing, positions: Array, level: Level, size: int
@@ -480,12 +487,9 @@ class Tree(ModelDrafter):
         width, most = len(level.counts), max(level.counts)
         pick = jax.vmap(lambda x, at: x[at])
         counts = jnp.asarray(level.counts, jnp.int32)
-        # The uniforms for the n draws below each node, `[B, W, n, U]`; some are not used.
-        drawn = np.minimum(level.counts, self._drawn)
-        places = used + (np.cumsum(drawn) - drawn)[:, None] + np.arange(drawn.max())[None]
-        own = uniforms[:, np.minimum(places, max(uniforms.shape[1] - 1, 0)).astype(np.int32)]
-        some = functools.partial(_children, self.children, most)
-        tokens, laws = jax.vmap(jax.vmap(some), in_axes=(0, 0, 0, None))(q, ranks, own, counts)
+        some = lambda *at: _children(self.children, most, *at)  # noqa: E731
+        below = jax.vmap(jax.vmap(some), in_axes=(0, 0, 0, None))
+        tokens, laws = below(q, ranks, self._uniforms_of(level, uniforms, used), counts)
         place, rank = np.nonzero(np.arange(most)[None] < np.asarray(level.counts)[:, None])
         tokens, laws = tokens[:, place, rank], laws[:, place, rank]
         parents = tree.read[:, -width:][:, place]
@@ -530,6 +534,15 @@ def _distributions(tree: _Growing, sampling: Sampling, width: int) -> Array:
         return distributions_along(tree.logits[:, -width:], sampling, tree.follows)
     tokens = jax.vmap(lambda x, at: x[at - 1])(tree.tokens, tree.read[:, 1:])
     return distributions_along(tree.logits, sampling, tokens, tree.follows)[:, -width:]
+
+
+def _ranks(tree: _Growing, sampling: Sampling, q: Array) -> Array:
+    """The probabilities by which tokens and paths are ranked, `[B, W, V]`: those of q."""
+    # A greedy q has no second token: there they are those at temperature 1.
+    rows = jnp.asarray(sampling.temperature)
+    ones = jnp.ones(rows.shape, jnp.float32)
+    plain = dataclasses.replace(sampling, temperature=ones, top_k=None, top_p=None)
+    return jnp.where(rows[:, None, None] < TINY, _distributions(tree, plain, q.shape[1]), q)
 
 
 def _children(
@@ -852,18 +865,47 @@ class CaterpillarDrafter(Widened):
         return {"drafter": self.drafter.describe(), "width": self.width}
 
     def draft_limits(self, params: Params, state: Any, limits: Array) -> Array:
-        most = jnp.minimum(limits, self.drafter.max_draft)
-        return jnp.where(self.drafter.draft_limits(params, state, most) > 0, limits, 0)
+        chain = self.drafter.draft_limits(params, state, self._chain_limits(limits))
+        return jnp.where(chain > 0, limits, 0)
 
     def propose(self, params: Params, state: Any, inputs: DraftInputs) -> tuple[DraftBlock, Any]:
-        limits = jnp.minimum(inputs.limits, self.drafter.max_draft)
+        limits = self._chain_limits(inputs.limits)
         chain, state = self.drafter.propose(
             params,
             state,
             inputs._replace(limits=limits, with_confidence=True),
         )
         chain = chain._replace(num_drafted=jnp.minimum(chain.num_drafted, limits))
-        # The block is the chain, then the siblings, place by place.
+        block = self._with_siblings(chain, inputs.with_sources)
+        return block if inputs.with_confidence else block._replace(confidences=None), state
+
+    def bonus(
+        self, params: Params, state: Any, inputs: DraftInputs, block: DraftBlock
+    ) -> tuple[Bonus, Any]:
+        drafter, rows = self.drafter, inputs.tokens.size
+        # As if the path were committed, after which the drafter drafts nothing.
+        moved = commit_tokens(drafter, state, block.tokens, block.num_drafted)
+        last = last_token(block.tokens, block.num_drafted, inputs.tokens)
+        none = jnp.zeros((rows,), jnp.int32)
+        inputs = DraftInputs(
+            tokens=last,
+            limits=none,
+            uniforms=jnp.zeros((rows, drafter.num_uniforms), jnp.float32),
+            sampling=inputs.sampling,
+            active=none == 0,
+            with_confidence=inputs.with_confidence,
+        )
+        empty, moved = drafter.propose(params, moved, inputs)
+        empty = empty._replace(num_drafted=none)
+        extra, _ = read_bonus(drafter, params, moved, inputs, empty)
+        calls = {name: passes + empty.calls[name] for name, passes in extra.calls.items()}
+        return extra._replace(calls=calls), state
+
+    def _chain_limits(self, limits: Array) -> Array:
+        return jnp.minimum(limits, self.drafter.max_draft)
+
+    def _with_siblings(self, chain: DraftBlock, with_sources: bool) -> DraftBlock:
+        """The chain, then the siblings, place by place."""
         confidences, longest = chain.confidences, self.drafter.max_draft
         assert confidences is not None
         rows, more = chain.num_drafted.size, self.width - 1
@@ -890,42 +932,19 @@ class CaterpillarDrafter(Widened):
         missing = self.max_draft - longest
         pad = lambda x: jnp.pad(x, ((0, 0), (0, missing), (0, 0)))  # noqa: E731
         sources = None
-        if inputs.with_sources:
+        if with_sources:
             drafted = drafted_sources(chain)
             chosen = jnp.asarray(_choosers(self.drafter), jnp.int32)[drafted]
             sources = whole(drafted, chosen[..., None])
-        block = chain._replace(
+        return chain._replace(
             tokens=whole(chain.tokens, siblings),
             probs=pad(chain.probs),
-            confidences=pad(confidences) if inputs.with_confidence else None,
+            confidences=pad(confidences),
             num_drafted=chain.num_drafted + more * jnp.sum(wide, axis=1, dtype=jnp.int32),
             parents=whole(place, place[..., None]),
             laws=whole(jnp.int32(ChildLaw.DRAWN), jnp.int32(ChildLaw.TOP)),
             sources=sources,
         )
-        return block, state
-
-    def bonus(
-        self, params: Params, state: Any, inputs: DraftInputs, block: DraftBlock
-    ) -> tuple[Bonus, Any]:
-        drafter, rows = self.drafter, inputs.tokens.size
-        # As if the path were committed, after which the drafter drafts nothing.
-        moved = commit_tokens(drafter, state, block.tokens, block.num_drafted)
-        last = last_token(block.tokens, block.num_drafted, inputs.tokens)
-        none = jnp.zeros((rows,), jnp.int32)
-        inputs = DraftInputs(
-            tokens=last,
-            limits=none,
-            uniforms=jnp.zeros((rows, drafter.num_uniforms), jnp.float32),
-            sampling=inputs.sampling,
-            active=none == 0,
-            with_confidence=inputs.with_confidence,
-        )
-        empty, moved = drafter.propose(params, moved, inputs)
-        empty = empty._replace(num_drafted=none)
-        extra, _ = read_bonus(drafter, params, moved, inputs, empty)
-        calls = {name: passes + empty.calls[name] for name, passes in extra.calls.items()}
-        return extra._replace(calls=calls), state
 
 
 def _with_confidence(drafter: Drafter) -> int:

@@ -8,3 +8,22 @@ from specjax.models.llama import LlamaConfig
 from specjax.models.model import CausalLM, Model, Seq2SeqLM
 from specjax.models.t5 import T5Config
 from specjax.models.weights import StoredWeight
+
+__all__ = [
+    "FAMILIES",
+    "PRESETS",
+    "CausalLM",
+    "DecoderOnlyConfig",
+    "Family",
+    "Gemma2Config",
+    "LayerSpec",
+    "LlamaConfig",
+    "Model",
+    "ModelConfig",
+    "Seq2SeqLM",
+    "StoredWeight",
+    "Style",
+    "T5Config",
+    "model_from_config",
+    "preset",
+]

@@ -173,7 +173,7 @@ def _steps(
     return row_of, block_of, ends, stops[-1]
 
 
-# Each query's lanes in `[T, sets P N D]`, and its place in `[sets, R, P D]`; `padded` is T.
+# Each query's lanes in `[T, sets P N D]`, and its place in `[sets, R, P D]`, where R = P N padded.
 def _parts(
     sets: int, heads: int, groups: int, width: int, length: int, padded: int
 ) -> Iterator[tuple[slice, tuple[int, slice, slice]]]:

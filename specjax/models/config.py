@@ -352,10 +352,28 @@ class DecoderOnlyConfig(ModelConfig):
     num_kv_heads: int
 
     @classmethod
-    def of(cls, *sizes: int, **others: Any) -> Self:
-        """A configuration of V, E, H, K, D, M and a number of layers, and of fields by name."""
-        names = ("vocab_size", "embed_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
-        return cls(**others, **dict[str, Any](zip((*names, "num_layers"), sizes, strict=True)))
+    def of(
+        cls,
+        vocab: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        mlp: int,
+        layers: int,
+        **others: Any,
+    ) -> Self:
+        """A configuration of these sizes, in this order, and of other fields by name."""
+        return cls(
+            vocab_size=vocab,
+            embed_dim=width,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            mlp_dim=mlp,
+            num_layers=layers,
+            **others,
+        )
 
     @property
     def kv_heads(self) -> int:

@@ -168,8 +168,11 @@ def llama_style(config: Any, layers: Iterable[LayerSpec], **changes: Any) -> Sty
 def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
     """Llama's names, which most decoder-only families have; they differ in their norms.
 
-    The entries include biases and norms of queries and keys, which not all networks have. The same
-    name can mean different norms: Llama's post_attention_layernorm precedes the MLP.
+    The entries include biases and norms of queries and keys, which not all networks have.
+
+    Args:
+      norms: from Hugging Face's name of each norm of a layer to ours. The same name can mean
+        different norms: Llama's post_attention_layernorm precedes the MLP.
     """
     hf, layer = "model.layers.{i}", "decoder/layers_{i}"
     attention, ours = f"{hf}.self_attn", f"{layer}/self_attention"
@@ -185,7 +188,12 @@ def decoder_only_names(norms: Mapping[str, str]) -> tuple[Renaming, ...]:
 
 
 def names_of_experts(block: str, kernels: Mapping[str, str]) -> tuple[Renaming, ...]:
-    """The names of a layer's router and experts, of a block and of each matrix of an expert."""
+    """The names of a layer's router and experts.
+
+    Args:
+      block: Hugging Face's name of the feed-forward block.
+      kernels: from Hugging Face's name of each matrix of an expert to ours.
+    """
     hf, ours = f"model.layers.{{i}}.{block}", "decoder/layers_{i}/mlp"
     return (
         Renaming(f"{hf}.gate.weight", f"{ours}/router", T),
@@ -296,7 +304,13 @@ def rope(
     theta: float = 10_000.0,
     scaling: Callable[..., RopeScaling | None] = scaling_from_hf,
 ) -> Field:
-    """The rotary base, `theta` if a file has none, and scaling; `longest`: see `scaling_to_hf`."""
+    """The rotary base and scaling.
+
+    Args:
+      longest: the usual `max_position_embeddings`.
+      theta: the base of a file that has none.
+      scaling: see `scaling_from_hf`.
+    """
 
     def read(fields: HFFields, _: Any) -> dict[str, Any]:
         base, kind, parameters = rope_from_hf(fields, theta)

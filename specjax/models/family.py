@@ -37,13 +37,12 @@ class HFFields:
 
     Attributes:
       name: of the file, or of the object inside it.
-      head: whether the output projection is "separate", "copied" from the embedding, or None if
-        absent. It may read two arrays.
+      compare_head: finds the checkpoint's output projection, see `head`. It may read two arrays.
     """
 
     values: Mapping[str, Any]
     name: Path | str = ""
-    head: Callable[[], str | None] = lambda: None
+    compare_head: Callable[[], str | None] = lambda: None
 
     def read(self, from_hf: Callable[["HFFields"], _Config]) -> _Config:
         """What a family's `from_hf` makes of the fields, with errors that name the file."""
@@ -51,6 +50,11 @@ class HFFields:
             return from_hf(self)
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from None
+
+    @property
+    def head(self) -> str | None:
+        """The output projection: "separate", "copied" from the embedding, or None if absent."""
+        return self.compare_head()
 
     def number(self, name: str, *default: float | None) -> Any:
         """A finite number, or the default if the field is absent or null."""
@@ -99,7 +103,7 @@ class HFFields:
         """The fields of an inner object, which may name only this `model_type`."""
         if self.values.get(name) is None:
             raise UserError(f"{name} must be an object, and is missing")
-        inner = HFFields(self.objects(name), name, self.head)
+        inner = HFFields(self.objects(name), name, self.compare_head)
         inner.read(lambda fields: fields.refuse("model_type", (model_type,), model_type))
         return inner
 

@@ -67,7 +67,8 @@ def buckets(
     """Sorts distances, query minus key, into buckets: one for each small one, then logarithmic.
 
     Small are those below a quarter of `num_buckets`. Half of the buckets are for keys after the
-    query; if not bidirectional, these keys share bucket 0, and small is below a half.
+    query; if not bidirectional, these keys share bucket 0, and small is below a half. From
+    `max_distance` on, all distances share the last bucket.
 
     Source: `t5x/examples/t5/layers.py`, `RelativePositionBiases`.
     """

@@ -17,7 +17,13 @@ QuantisedWeight = Int8Weight | Int4Weight
 def quantised_form(
     path: str, shape: tuple[int, ...], form: str | None
 ) -> type[QuantisedWeight] | None:
-    """The class of a parameter that one of `FORMS` quantises; None if it is left as it is."""
+    """The class of a quantised parameter; None for a parameter that is left as it is.
+
+    Args:
+      path: of the parameter, such as "decoder/layers_0/mlp/wo/kernel".
+      shape: its shape.
+      form: one of `FORMS`; None leaves everything.
+    """
     if form is None:
         return None
     if len(shape) == 2 and path.endswith("/kernel"):
@@ -37,7 +43,13 @@ def check_form(value: Any, name: str = "weights") -> str | None:
 
 
 def form_of(weights: Any, model: str) -> str | None:
-    """A model's form: `weights`, or its entry in it; a model without one is left as it is."""
+    """The form of a model's matrices.
+
+    Args:
+      weights: a form for all models, or a mapping from names of models to forms; a model without
+        an entry is left as it is.
+      model: the name of the model.
+    """
     if not isinstance(weights, Mapping):
         return check_form(weights)
     return check_form(weights.get(model), f"weights[{model!r}]")

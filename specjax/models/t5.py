@@ -222,7 +222,7 @@ _SCALED_UNTIED = (
 
 # transformers would scale some untied heads.
 def _is_untied(fields: HFFields) -> bool:
-    head = fields.head()
+    head = fields.head
     said_untied = fields.flag("tie_word_embeddings") is False
     scales = fields.flag("scale_decoder_outputs")
     if head == "copied" or (head is None and not said_untied):
@@ -363,9 +363,9 @@ class MT5Config(T5Config):
 # Only a head that differs from the embedding is untied. transformers 4 scales the input of a head
 # that the file calls tied, and transformers 5 never scales: a file that does not say is refused.
 def _read_mt5_head(fields: HFFields, _: Any) -> dict[str, bool]:
-    untied = fields.head() == "separate"
+    untied = fields.head == "separate"
     said_tied = fields.flag("tie_word_embeddings", True)
-    if fields.head() is None and not said_tied:
+    if fields.head is None and not said_tied:
         raise UserError(
             "tie_word_embeddings is false, but lm_head.weight is absent; set it to true if the "
             "head is tied"
@@ -414,7 +414,7 @@ def _read_umt5_head(fields: HFFields, _: Any) -> dict[str, bool]:
     scales = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     version = str(fields.values.get("transformers_version") or "4").split(".")[0]
     # transformers 5 calls every head tied, and writes those that are not.
-    rewritten = version.isdecimal() and int(version) >= 5 and fields.head() == "separate"
+    rewritten = version.isdecimal() and int(version) >= 5 and fields.head == "separate"
     untied = True if rewritten else _is_untied(fields)
     return {"tie_embeddings": not untied, "scale_tied_logits": untied or scales}
 

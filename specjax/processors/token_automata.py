@@ -98,24 +98,9 @@ def token_automaton(
         for eos in ending:
             yield which, np.full(which.size, eos), np.full(which.size, size - 1)
 
-    # Equal numbers for tokens with equal columns, by two sums of random 64-bit numbers.
-    rng = np.random.default_rng(0)
-    of_state, of_next = (
-        rng.integers(2**64, size=(2, size), dtype=np.uint64) | np.uint64(1) for _ in range(2)
-    )
-    sums = np.zeros((2, len(later)), np.uint64)
-    for state, token, following in pairs():
-        for i in range(2):
-            np.add.at(sums[i], token, of_state[i, state] * of_next[i, following])
-    classes = np.unique(sums, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    classes = _classes(pairs, size, len(later))
     table = _table(pairs, size, classes)
-    # The fewest tokens to a state in which the text may end, `FAR` if there is no way.
-    some, edges = max(1, _ENTRIES // table.shape[1]), []
-    for begin in range(0, size, some):
-        rows = table[begin : begin + some]
-        places, _ = np.nonzero(rows >= 0)
-        edges.append(np.unique((places + begin) * size + rows[rows >= 0]))
-    distances = fewest_steps(*np.divmod(np.concatenate(edges), size), ends)
+    distances = _distances(table, ends)
     table[~np.append(distances < FAR, False)[table]] = -1
     if (empty := np.flatnonzero(distances[starts] >= FAR)).size:
         which = f"entry {empty[0]}: " if len(starts) > 1 else ""
@@ -210,6 +195,19 @@ def _follow(
                 yield place[of] + begin, tree.texts[ends], now[of]
 
 
+def _classes(pairs: Pairs, size: int, vocab_size: int) -> Int32[np.ndarray, " V"]:
+    """Equal numbers for tokens with equal columns, by two sums of random 64-bit numbers."""
+    rng = np.random.default_rng(0)
+    of_state, of_next = (
+        rng.integers(2**64, size=(2, size), dtype=np.uint64) | np.uint64(1) for _ in range(2)
+    )
+    sums = np.zeros((2, vocab_size), np.uint64)
+    for state, token, following in pairs():
+        for i in range(2):
+            np.add.at(sums[i], token, of_state[i, state] * of_next[i, following])
+    return np.unique(sums, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int32)
+
+
 def _table(pairs: Pairs, size: int, classes: np.ndarray) -> Int32[np.ndarray, "S C"]:
     """The state after a token of each class, or -1."""
     count = padded_size(int(classes.max()) + 1, _LEAST[1])
@@ -229,3 +227,16 @@ def _table(pairs: Pairs, size: int, classes: np.ndarray) -> Int32[np.ndarray, "S
     assert seen == int(((table >= 0) * members).sum())
     table[-1] = size - 1
     return table
+
+
+def _distances(table: Int32[np.ndarray, "S C"], ends: np.ndarray) -> Int32[np.ndarray, " S"]:
+    """The fewest tokens to a state in which the text may end, `FAR` if there is no way."""
+    size = len(table)
+    some = max(1, _ENTRIES // table.shape[1])
+    edges = []
+    for first in range(0, size, some):
+        rows = table[first : first + some]
+        places, _ = np.nonzero(rows >= 0)
+        edges.append(np.unique((places + first) * size + rows[rows >= 0]))
+    sources, targets = np.divmod(np.concatenate(edges), size)
+    return fewest_steps(sources, targets, ends)

@@ -87,7 +87,7 @@ def read_predictions(path: PathLike, *, prediction_field: str = "prediction") ->
       path: a JSONL file, plain or `.gz`; or the directory of a run of `specjax infer`. Rows
         of `specjax infer` are sorted by id; other rows keep the order of the file.
       prediction_field: the key of the output, a text or null. A row's reference, a text or a list
-        of texts, is in `targets`.
+        of texts, may be in `targets`.
 
     Returns:
       The predictions of each sample of a run of `specjax infer`, or those of the file.
@@ -143,7 +143,7 @@ def predictions_of(
     inputs = [record.get("inputs") for record in records]
     targets: list[tuple[str, ...] | None] = [None] * len(records)
     for row, record in enumerate(records):
-        if "targets" in record:
+        if record.get("targets") is not None:
             where = f"{path}: row {row} (from 0)"
             one = SourceRecord(where, record)
             targets[row] = _as_tuple(field_of(one, "targets", "references_field"))

@@ -92,6 +92,8 @@ predicted --rows 1000000
     the most chips that divide its 64 heads: give fewer --rows
 predicted --verifiers llama2_13b
     --drafter is needed
+quantised --inputs four.txt
+    there must be a reference per input: give --fields
 served --inputs=nowhere --streams=0
     --streams must be at least 1
 served --inputs=nowhere --seconds=0

@@ -125,7 +125,7 @@ def test_runs_of_several_seeds_count_together(tmp_path, capsys):
     ],
 )
 def test_references_come_from_fields(tmp_path, capsys, name, text, field):
-    path = write(tmp_path / "p.jsonl", [{"prediction": "a"}, {"prediction": "b"}])
+    path = write(tmp_path / "p.jsonl", [{"prediction": "a", "targets": None}, {"prediction": "b"}])
     (tmp_path / name).write_text(text)
     settings = {"REFERENCES": tmp_path / name, "REFERENCES_FIELD": field}
     status, out, _ = run(capsys, PREDICTIONS=path, METRICS="('exact_match',)", **settings)

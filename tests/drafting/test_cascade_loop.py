@@ -46,8 +46,10 @@ def near(family, noise):
 
 LENIENT = rules.TokenV3(0.7)
 GREEDY = [
+    ("table", [[2, 2], [0, 2]], LENIENT),
     ("llama", [[2, 2], [0, 2]], LENIENT),
     ("t5_v1_1", [[3, 0, 2], [0, 2, 1], [0, 0, 2]], LENIENT),
+    ("llama", [[2, 1], [0, 0]], rules.Lossless()),
     ("llama", [[1, 1, 1], [0, 2, 1], [0, 0, 2]], drafting.lenience(3.0)),
     ("gemma2", [[4, 0], [0, 3]], LENIENT),
 ]

@@ -144,7 +144,7 @@ WRONG = [
     (lambda: drafting.trees.Topology((0, 2)), r"parents\[1\] must be at most 1"),
     (lambda: drafting.trees.Topology((0, 1, 0)), "must not decrease"),
     (lambda: drafting.trees.Topology((0, -1)), r"parents\[1\]"),
-    (lambda: drafting.Tree(0, 2, beam=1), "depth must be a whole number of at least 1"),
+    (lambda: drafting.trees.Beam(0, 2, 1), "depth must be a whole number of at least 1"),
     (lambda: drafting.Tree(2, 0), "width must be a whole number of at least 1"),
     (lambda: drafting.trees.Beam(2, 2, 2, keep=7), "keep must lie between 2"),
     (lambda: drafting.trees.Beam(2, 2, 2, keep=1), "keep must lie between 2"),

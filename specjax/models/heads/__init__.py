@@ -14,3 +14,23 @@ from specjax.models.heads.head import (
 )
 from specjax.models.heads.kinds import KINDS, draft_head, kind_in, kind_of
 from specjax.models.heads.parallel import ParallelConfig
+
+__all__ = [
+    "KINDS",
+    "MARKOV",
+    "OF_DSPARK",
+    "AssistantConfig",
+    "BlockConfig",
+    "DraftHead",
+    "Drafted",
+    "EagleConfig",
+    "Fresh",
+    "HeadConfig",
+    "HeadFiles",
+    "ParallelConfig",
+    "ReadText",
+    "draft_head",
+    "kind_in",
+    "kind_of",
+    "places_of",
+]

@@ -144,8 +144,15 @@ class AssistantNetwork(nn.Module):
         put = jax.vmap(lambda row, at, new: row.at[at].set(new, unique_indices=True))
         return put(others, scored, logits)[:, None]
 
-    def __call__(self, clusters: Array | None, *given: Any) -> Array:
-        return self.logits(self.step(*given)[0], clusters)
+    def __call__(
+        self,
+        embedded: Array,
+        states: Array,
+        places: Array,
+        memory: list[Segment],
+        clusters: Array | None,
+    ) -> Array:
+        return self.logits(self.step(embedded, states, places, memory)[0], clusters)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +185,7 @@ class AssistantHead(EagleHead):
         if (count := self.config.clusters) is not None:
             clusters = jnp.zeros((count, self.config.layers.vocab_size // count), jnp.int32)
         places = jnp.zeros((1, 1), jnp.int32)
-        return self.network.init(key, clusters, state, state, places, memory)
+        return self.network.init(key, state, state, places, memory, clusters)
 
     def empty(self, rows: int, max_length: int, path: int, nodes: int) -> HeadCache:
         cache = super().empty(rows, max_length, path, nodes)

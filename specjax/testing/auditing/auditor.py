@@ -17,7 +17,7 @@ from specjax.testing.auditing.calling import (
     Calling,
     find_calling,
 )
-from specjax.testing.auditing.hard_cases import MANY_TOKENS, HardCase, hard_cases, most_probable
+from specjax.testing.auditing.hard_cases import MANY_TOKENS, HardCase, hard_cases
 from specjax.testing.auditing.laws import (
     CHECKED,
     AuditClock,
@@ -108,61 +108,12 @@ def audit(
     check_count("samples", samples, "give the number of draws per case")
     tolerance = one_number("tolerance", tolerance, low=0.0, dtype=float)
     limit = one_number("time_limit", time_limit, low=0.0, open_low=True, dtype=float)
-    seed, every = whole_number("seed", seed, low=0), hard_cases()
-    wanted = [""] if cases is None else cases  # "" is a part of each name
-    if isinstance(wanted, str) or not wanted:
-        raise UserError(f"cases must be a list of names, got {cases!r}: leave it out for all")
-    for part in wanted:
-        if not any(str(part).lower() in case.name.lower() for case in every):
-            names = ", ".join(repr(case.name) for case in every)
-            raise UserError(f"there is no case {part!r}: choose from {names}")
-    chosen = [c for c in every if any(str(part).lower() in c.name.lower() for part in wanted)]
+    seed, chosen = whole_number("seed", seed, low=0), _chosen(cases)
     started = time.monotonic()
     clock = AuditClock(started + limit)
     rows: list[SheetRow] = []
     skipped: list[tuple[str, str]] = []
     stopped, how = None, "no call worked"
-
-    def row_of(
-        case: HardCase, rng: np.random.Generator, calling: Calling, level: float
-    ) -> SheetRow | str:
-        """The row of a case, or why the function's interface has no place for it."""
-        is_sampled = mode == "black-box"
-        if case.is_padded and "lengths" not in calling.takes:
-            return "no padding"
-        if case.others and not case.is_padded and calling.certain:
-            return "certain drafts"  # those of other rows are drawn
-        if case.law and case.vocab >= MANY_TOKENS and is_sampled:
-            return "too many texts"
-        if calling.certain:
-            draft = tuple(most_probable(q) for q in case.draft)
-            case = dataclasses.replace(case, others=(), draft=draft)
-        target = declared_target(case, rule)
-        shape = case.name, case.length, case.vocab
-        arguments = calling, case, drafts, rng, clock
-        try:
-            if case.law and not is_sampled and is_coupled(*arguments):
-                return SheetRow(*shape, coupled=True)
-            law = sampled_law(*arguments, samples) if is_sampled else injected_law(*arguments)
-        except BadOutcomeError as error:
-            return SheetRow(*shape, problem=str(error))
-        if not case.law:
-            lost = float(law.outcomes.weight[law.outcomes.following < 0].sum())
-            impossible = impossible_mass(case, target, law.outcomes)[0] - lost
-            return SheetRow(*shape, impossible=impossible, lost=lost)
-        half = 0.0 if law.samples is None else half_width(target, law.samples, level)
-        row = score(case, target, law.outcomes, max(tolerance, half))
-        edge = None if law.edges is None else impossible_mass(case, target, law.edges)[1]
-        row = dataclasses.replace(row, edge=edge, coupled=None if is_sampled else False)
-        if law.samples is None:
-            return row
-        variation = row.variation or 0.0
-        ends = max(0.0, variation - half), min(1.0, variation + half)
-        row = dataclasses.replace(row, interval=ends)
-        if ends[1] > _WIDEST and not is_sampled and not _is_biased(row, tolerance):
-            return "too many texts"  # more points are not drawn
-        return row
-
     try:
         with np.errstate(all="ignore"):
             probe = next((c for c in chosen if c.law and c.length), chosen[0])
@@ -181,8 +132,9 @@ def audit(
             how += "" if drafts == "drawn" else f", {drafts} drafts"
             # The intervals of all cases hold together.
             level = _LEVEL / len(chosen)
+            work = _Audit(calling, mode, rule, drafts, tolerance, samples, level, clock)
             for number, case in enumerate(chosen):
-                row = row_of(case, np.random.default_rng((seed, number)), calling, level)
+                row = work.row(case, np.random.default_rng((seed, number)))
                 if isinstance(row, SheetRow):
                     rows.append(row)
                 else:
@@ -205,6 +157,58 @@ def audit(
         # Of random points that agree: see `laws`.
         math.log(1 / _LEVEL) / CHECKED if is_computed else 0.0,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Audit:
+    """How each case is audited."""
+
+    calling: Calling
+    mode: str
+    rule: Rule | None
+    drafts: str
+    tolerance: float
+    samples: int
+    level: float
+    clock: AuditClock
+
+    def row(self, case: HardCase, rng: np.random.Generator) -> SheetRow | str:
+        """The row of a case, or why the function's interface has no place for it."""
+        is_sampled = self.mode == "black-box"
+        if case.is_padded and "lengths" not in self.calling.takes:
+            return "no padding"
+        if case.others and not case.is_padded and self.calling.certain:
+            return "certain drafts"  # those of other rows are drawn
+        if case.law and case.vocab >= MANY_TOKENS and is_sampled:
+            return "too many texts"
+        if self.calling.certain:
+            case = dataclasses.replace(case, others=())
+        case = case.with_drafts(self.drafts)
+        target = declared_target(case, self.rule)
+        shape = case.name, case.length, case.vocab
+        arguments = self.calling, case, self.drafts, rng, self.clock
+        try:
+            if case.law and not is_sampled and is_coupled(*arguments):
+                return SheetRow(*shape, coupled=True)
+            law = sampled_law(*arguments, self.samples) if is_sampled else injected_law(*arguments)
+        except BadOutcomeError as error:
+            return SheetRow(*shape, problem=str(error))
+        if not case.law:
+            lost = float(law.outcomes.weight[law.outcomes.following < 0].sum())
+            impossible = impossible_mass(case, target, law.outcomes)[0] - lost
+            return SheetRow(*shape, impossible=impossible, lost=lost)
+        half = 0.0 if law.samples is None else half_width(target, law.samples, self.level)
+        row = score(case, target, law.outcomes, max(self.tolerance, half))
+        edge = None if law.edges is None else impossible_mass(case, target, law.edges)[1]
+        row = dataclasses.replace(row, edge=edge, coupled=None if is_sampled else False)
+        if law.samples is None:
+            return row
+        variation = row.variation or 0.0
+        ends = max(0.0, variation - half), min(1.0, variation + half)
+        row = dataclasses.replace(row, interval=ends)
+        if ends[1] > _WIDEST and not is_sampled and not _is_biased(row, self.tolerance):
+            return "too many texts"  # more points are not drawn
+        return row
 
 
 def _is_biased(row: SheetRow, tolerance: float) -> bool:
@@ -265,3 +269,17 @@ def _right(
     follow = "have" if rule is None else f"follow {type(rule).__name__},"
     text = f"all {len(measured)} cases {follow} TV <= {worst:.1g}"
     return Verdict.EXACT if rule is None else Verdict.LOSSY, text
+
+
+def _chosen(names: Sequence[str] | None) -> list[HardCase]:
+    """The cases with these names, or parts of names."""
+    cases = list(hard_cases())
+    if names is None:
+        return cases
+    if isinstance(names, str) or not names:
+        raise UserError(f"cases must be a list of names, got {names!r}: leave it out for all")
+    for name in names:
+        if not any(str(name).lower() in case.name.lower() for case in cases):
+            every = ", ".join(repr(case.name) for case in cases)
+            raise UserError(f"there is no case {name!r}: choose from {every}")
+    return [c for c in cases if any(str(name).lower() in c.name.lower() for name in names)]

@@ -51,7 +51,7 @@ class HardCase:
     target: tuple[np.ndarray, ...]
     max_draft: int
     pad: int = 0
-    others: tuple[tuple[np.ndarray, ...], ...] = ()
+    others: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
     law: bool = True
 
     @property
@@ -66,11 +66,17 @@ class HardCase:
     def is_padded(self) -> bool:
         return self.max_draft > self.length
 
+    def with_drafts(self, drafts: str) -> "HardCase":
+        """The case whose tokens are drawn otherwise: see `specjax.testing.audit`."""
+        if drafts != "certain":
+            return self
+        return dataclasses.replace(self, draft=tuple(_most_probable(q) for q in self.draft))
+
     def blocks(self, drafts: str) -> tuple[Int32[np.ndarray, "D L"], Float64[np.ndarray, " D"]]:
-        """All drafts that can happen, and their probabilities: see `specjax.testing.audit`."""
+        """All drafts that can happen, and their probabilities."""
         tokens, weights = np.zeros((1, 0), np.int32), np.ones(1)
         for table in self.draft:
-            drawn_from = table if drafts == "drawn" else most_probable(table)
+            drawn_from = table if drafts == "drawn" else _most_probable(table)
             q = drawn_from[tuple(tokens.T)].reshape(len(tokens), self.vocab)
             at, token = np.nonzero(q)
             tokens = np.concatenate([tokens[at], token[:, None].astype(np.int32)], axis=1)
@@ -136,7 +142,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
     near = [p * (1.0 + 1e-9 * rng.uniform(-1.0, 1.0, p.shape)) for p in equal]
     near = [p / p.sum(axis=-1, keepdims=True) for p in near]
     zeros = _without(tables(3, random), rng)
-    greedy, other = (tables(3, lambda d: most_probable(random(d))) for _ in range(2))
+    greedy, other = (tables(3, lambda d: _most_probable(random(d))) for _ in range(2))
     other_rows = tuple(_other_row(rng, 2) for _ in range(2))
     # Of a padded case: they fill the block.
     longer = [_other_row(np.random.default_rng(seed + 1), length) for length in (2, 3)]
@@ -144,7 +150,7 @@ def hard_cases(seed: int = 0) -> tuple[HardCase, ...]:
         case("random", 2, random, random),
         case("L=3", 3, random, random),
         case("toy", 2, [1 / 3, 2 / 3], [2 / 3, 1 / 3]),
-        case("q one-hot", 2, lambda d: most_probable(random(d)), random),
+        case("q one-hot", 2, lambda d: _most_probable(random(d)), random),
         same("q = p", equal, equal),
         same("q near p", equal, near),
         same("p zeros", zeros, tables(3, random)),
@@ -191,8 +197,7 @@ def one_hot(tokens: np.ndarray, vocab: int) -> np.ndarray:
     return 1.0 * (np.arange(vocab) == tokens[..., None])
 
 
-def most_probable(probs: np.ndarray) -> np.ndarray:
-    """A distribution that is sure of the first of the most probable tokens."""
+def _most_probable(probs: np.ndarray) -> np.ndarray:
     return one_hot(np.argmax(probs, axis=-1), probs.shape[-1])
 
 
@@ -220,10 +225,13 @@ def _each_without(
     return p, q
 
 
-def _other_row(rng: np.random.Generator, length: int) -> tuple[np.ndarray, ...]:
+def _other_row(
+    rng: np.random.Generator, length: int, vocab: int = 3
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A row whose draft is improbable, with a flat q: it rejects early."""
-    p = rng.dirichlet(np.full(3, 0.3), size=length + 1)
-    return np.argmin(p[:length], axis=-1), np.full((length, 3), 1.0 / 3), p
+    p = rng.dirichlet(np.full(vocab, 0.3), size=length + 1)
+    q = np.full((length, vocab), 1.0 / vocab)
+    return np.argmin(p[:length], axis=-1), q, p
 
 
 def _many(seed: int) -> HardCase:
