@@ -217,3 +217,9 @@ def test_a_draft_that_ends_early_has_the_same_bonus_beside_longer_ones():
 
     both = (bonus(np.array(limits, np.int32)) for limits in ([1, G], [1, 1]))
     np.testing.assert_allclose(*both, atol=1e-6)
+
+
+def test_the_candidates_of_a_block_are_found_without_sorting_the_vocabulary():
+    head = tiny_head("dflash2").head
+    text = jax.jit(head._candidates).lower(jnp.zeros((4, 1, 512))).compile().as_text()
+    assert "TopK" in text and " sort(" not in text

@@ -355,7 +355,9 @@ class BlockHead(DraftHead):
         """The logits of the tokens that may be drafted; -inf for the others."""
         if not self.config.candidates:
             return logits
-        least = jax.lax.top_k(logits, self.config.candidates)[0][..., -1:]
+        # Not the last of them: XLA on CPUs sorts the vocabulary where only a part is read.
+        best = jax.lax.top_k(logits, self.config.candidates)[0]
+        least = jnp.min(best, axis=-1, keepdims=True)
         return jnp.where(logits >= least, logits, -jnp.inf)
 
     def _block(
