@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,14 +20,14 @@ from benchmarks.loops import REMEDY, Loops
 from benchmarks.models import random_params
 from benchmarks.predicted import CHIPS, Network, pass_seconds
 from benchmarks.tpu.cases import at_trial_sizes, configs_of
-from specjax import Decoder, Pair, TextModel, drafting
+from specjax import Pair, TextModel, drafting
 from specjax.cli.report import Report
 from specjax.compilation import jit, step_options
 from specjax.errors import UserError
 from specjax.memory import explain_full_memory, sizes_in_words
 from specjax.models import model_from_config
 from specjax.study.measure import take_turns
-from specjax.types import Acceptance, Array, Params, Prompts, Sampling, ScoredBlock, Stopping
+from specjax.types import Acceptance, Array, Params, Prompts, ScoredBlock, Stopping
 from specjax.verification import Block
 
 HELP = "the time of the speculative loop against the time of its models' passes"
@@ -35,8 +35,6 @@ HELP = "the time of the speculative loop against the time of its models' passes"
 _NEVER = 1e30
 # The seconds of the passes of a turn.
 _PASSES_SECONDS = 0.02
-# Prefills in sequence, so that the host prepares the next during a prefill.
-_IN_A_ROW = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +58,9 @@ def run(args: argparse.Namespace) -> Report:
     The overhead is the loop's wall time over N_draft t_draft(1) + N_verifier t_verifier(G + 1); all
     times are from this run. Milliseconds are per pass, but loop_ms is the whole loop.
     policy_overhead is the overhead of the same loop with a stopping policy that computes but never
-    stops: the acceptance head's, or the drafter's confidence if there is no head. start_ms is the
-    time of a call of a `Decoder` without its prefills and rounds, the median of all batches; of a
-    --pair only the loop is measured. roofline is the loop's time over the least time in which
-    --chip could run its passes.
+    stops: the acceptance head's, or the drafter's confidence if there is no head; of a --pair only
+    the loop is measured. roofline is the loop's time over the least time in which --chip could run
+    its passes.
     """
     command.check_positive(args, "drafts", "prompt")
     if (args.inputs is None) == (args.pair is None):
@@ -80,7 +77,7 @@ def run(args: argparse.Namespace) -> Report:
         sizes = batch, loops.inputs.shape[1], max_draft, loops.max_new
         with explain_full_memory(sizes_in_words(*sizes), REMEDY):
             found = measure(
-                loops, tokens, batch, max_draft, temperature, args.repeats, whole=args.pair is None
+                loops, batch, max_draft, temperature, args.repeats, whole=args.pair is None
             )
         if args.pair is not None and args.chip is not None:
             least = args.repeats * roofline_ms(pair, args, batch, max_draft, found)
@@ -141,7 +138,6 @@ def roofline_ms(
 
 def measure(
     loops: Loops,
-    tokens: Sequence[np.ndarray],
     rows: int,
     max_draft: int,
     temperature: float,
@@ -172,8 +168,6 @@ def measure(
         return lambda _: call()
 
     sides = {name: loop(name) for name in methods} | {name: single(name) for name in widths}
-    if whole:
-        sides["start"] = call_start(loops, tokens, rows, max_draft, temperature)
     for name in methods:
         sides[name](batches[0])  # compiles
     spent: dict[str, list[float]] = {name: [] for name in sides}
@@ -184,8 +178,7 @@ def measure(
         each = [loops.passes(method, part, temperature, stopping=params) for part in batches]
         passes[name] = tuple(repeats * sum(x[of] for x in each) for of in ("drafter", "verifier"))
     one = {name: statistics.mean(spent[name]) for name in widths}
-    found = figures({name: sum(spent[name]) for name in methods}, passes, one)
-    return found | ({"start_ms": 1e3 * statistics.median(spent["start"])} if whole else {})
+    return figures({name: sum(spent[name]) for name in methods}, passes, one)
 
 
 def figures(
@@ -256,68 +249,6 @@ def _passes(model: TextModel, loops: Loops, rows: int, width: int) -> Callable[[
     # So many steps that the cost of the call and of its first, cold pass does not matter.
     steps = max(8, int(_PASSES_SECONDS / min(call(8) for _ in range(3))))
     return functools.partial(call, steps)
-
-
-def call_start(
-    loops: Loops, tokens: Sequence[np.ndarray], rows: int, max_draft: int, temperature: float
-) -> Callable[[slice], float]:
-    """A function that decodes a batch and returns the additional seconds of the call.
-
-    These are the seconds of a call of a `Decoder`, minus two prefills, minus a loop with the same
-    rounds; the loop's time excludes its dispatch: the time of a loop that finds all rows finished.
-    """
-    decoder = Decoder(
-        loops.pair,
-        max_draft=max_draft,
-        sampling=Sampling(temperature),
-        max_new_tokens=loops.max_new,
-        batch_size=rows,
-        buckets=(loops.inputs.shape[1],),
-    )
-    method = loops.speculative(max_draft)
-    prefills = _prefills(loops, rows, loops.longest(method))
-
-    def measured(part: slice) -> float:
-        given: list[Any] = list(tokens[part])
-        begin = time.perf_counter()
-        # The loop's ids, for the same rounds.
-        decoder(given, ids=range(part.start, part.stop))
-        call = time.perf_counter() - begin
-        loop, state = loops.run(method, part, temperature)
-        begin = time.perf_counter()
-        jax.block_until_ready(method.run(loops.params_of(method), state, 1))
-        dispatch = time.perf_counter() - begin
-        return call - prefills() - (loop - dispatch)
-
-    measured(slice(0, rows))
-    return measured
-
-
-def _prefills(loops: Loops, rows: int, length: int) -> Callable[[], float]:
-    """A function that reads prompts with both models, and returns the seconds."""
-
-    @jit
-    def prefill(params: tuple[Params, Params], inputs: Array, lengths: Array) -> Any:
-        models = (loops.pair.verifier.model, loops.pair.drafter.model)
-        both = [
-            m.prefill(p, Prompts(inputs, lengths), length)
-            for m, p in zip(models, params, strict=True)
-        ]
-        # The next prefills depend on these, so that they do not overlap.
-        firsts = [jax.tree.leaves(one)[0].ravel()[0].astype(jnp.float32) for one in both]
-        return lengths + jnp.isnan(jnp.stack(firsts)).any().astype(jnp.int32), both
-
-    def call() -> float:
-        inputs, lengths = jnp.asarray(loops.inputs[:rows]), jnp.asarray(loops.lengths[:rows])
-        begin = time.perf_counter()
-        for _ in range(_IN_A_ROW):
-            lengths, last = prefill(own, inputs, lengths)
-        jax.block_until_ready(last)
-        return (time.perf_counter() - begin) / _IN_A_ROW
-
-    own = loops.pair.verifier.prepared, loops.pair.drafter.prepared
-    call()
-    return call
 
 
 main = command.program(__file__, HELP, add_arguments, run)

@@ -1,6 +1,5 @@
 """`benchmarks.loop`: the overhead is the loop's time over that of its passes."""
 
-import numpy as np
 import pytest
 
 from benchmarks import loop
@@ -26,7 +25,6 @@ def test_figures_fit_together(quick, rows):
     assert row["overhead"] == pytest.approx(row["loop_ms"] / spent)
     # Two drafts per round, and a third if the whole block was accepted.
     assert 2 * row["verifier_calls"] <= row["drafter_calls"] <= 3 * row["verifier_calls"]
-    assert np.isfinite(row["start_ms"])
 
 
 @pytest.mark.parametrize("pair", ["t5_v1_1_base+t5_v1_1_small", "qwen3_30b_a3b+qwen3_0.6b"])
