@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int32, Key
 
-from specjax.checks import check_flag, one_number, whole_number
+from specjax.checks import check_flag, one_number, whole_fields
 from specjax.errors import UserError
 from specjax.types import Params
 
@@ -46,9 +46,7 @@ class HeadConfig:
     confidences: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("width", 1), ("blocks", 0)):
-            value = whole_number(f"HeadConfig: {name}", getattr(self, name), low=low)
-            object.__setattr__(self, name, value)
+        whole_fields(self, "HeadConfig: ", width=1, blocks=0)
         if self.blocks > _MOST_BLOCKS:
             raise UserError(
                 f"HeadConfig: blocks must be a whole number in [0, {_MOST_BLOCKS}], got "

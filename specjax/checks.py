@@ -174,6 +174,15 @@ def tuple_text(value: Any) -> str:
         return repr(tuple(part.strip() for part in value.split(",")))
 
 
+def tuple_of_names(name: str, value: Any) -> tuple[str, ...]:
+    """Checks a list or tuple of names; a text alone would be one of its letters."""
+    if not isinstance(value, list | tuple):
+        raise UserError(
+            f"{name} must be a tuple of names, got {value!r}; write {tuple_text(value)}"
+        )
+    return tuple(value)
+
+
 def check_count(name: str, value: Any, remedy: str, *, low: int = 1) -> None:
     """Raises UserError unless `value` is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
@@ -300,6 +309,17 @@ def whole_number(name: str, value: Any, *, low: int) -> int:
     if array.ndim:
         raise UserError(f"{name} must be a single whole number, got {short_repr(value)}")
     return int(array)
+
+
+def whole_fields(of: Any, names: str = "", **lows: int) -> None:
+    """Makes fields of a frozen dataclass whole numbers of at least `lows`; see `whole_number`.
+
+    `names` begins their names in messages. None stays where it is the default.
+    """
+    for field, low in lows.items():
+        value = getattr(of, field)
+        if value is not None or getattr(type(of), field, 0) is not None:
+            object.__setattr__(of, field, whole_number(f"{names}{field}", value, low=low))
 
 
 def one_number(name: str, value: Any, **span: Any) -> float:

@@ -295,10 +295,16 @@ def _recognise(path: Path, config: ModelConfig | PathLike | None) -> Opened:
         if ours:
             return _open_ours(path, explicit)
         if maxtext is not None:
-            return _open_maxtext(path, OrbaxReader(maxtext), explicit)
+            orbax = OrbaxReader(maxtext)
+            network = explicit or read_maxtext_config(maxtext_file(path))
+            found = maxtext_pieces(orbax.specs, network)
+            pieces = functools.partial(_checked_pieces, path, *found)
+            return Opened(orbax, network, path, "maxtext", default_ids(network), pieces)
         tunix = None if arrays else last_tree(path, "[0-9]*/model_params")
         if tunix is not None:
-            return _open_tunix(path, OrbaxReader(tunix), explicit)
+            reader, network, ids = open_hf(path, explicit, OrbaxReader(tunix))
+            pieces = functools.partial(_checked_pieces, path, *tunix_pieces(reader.specs))
+            return Opened(reader, network, path, "tunix", ids, pieces)
         reader, network, ids = open_hf(path, explicit)
         pieces = functools.partial(hf_pieces, reader, network)
         return Opened(reader, network, path, "hf", ids, pieces)
@@ -349,18 +355,6 @@ def _open_ours(path: Path, config: ModelConfig | None) -> Opened:
     return Opened(reader, network, path, "orbax", ids, pieces, values.get("step"))
 
 
-def _open_maxtext(path: Path, reader: OrbaxReader, config: ModelConfig | None) -> Opened:
-    network = config or read_maxtext_config(maxtext_file(path))
-    pieces = functools.partial(_checked_pieces, path, *maxtext_pieces(reader.specs, network))
-    return Opened(reader, network, path, "maxtext", default_ids(network), pieces)
-
-
-def _open_tunix(path: Path, reader: OrbaxReader, config: ModelConfig | None) -> Opened:
-    _, network, ids = open_hf(path, config, reader)
-    pieces = functools.partial(_checked_pieces, path, *tunix_pieces(reader.specs))
-    return Opened(reader, network, path, "tunix", ids, pieces)
-
-
 def _config_of_file(values: Any, file: Path) -> ModelConfig:
     if not isinstance(values, dict):
         raise UserError(f"{file}: config={values!r} must be an object")
@@ -372,7 +366,7 @@ def _config_of_file(values: Any, file: Path) -> ModelConfig:
 
 def _checked_pieces(
     path: Path, specs: Mapping[str, ArraySpec], pieces: Mapping[str, Piece], shapes: Shapes
-) -> Mapping[str, Piece]:
+) -> dict[str, Piece]:
     remedy = "Give a checkpoint and a configuration that match"
     check_same(path, specs, shapes, remedy)
     check_floating(path, specs)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
-from specjax.checks import check_number, whole_number
+from specjax.checks import check_number, whole_fields
 from specjax.data.examples import Example
 from specjax.errors import UserError
 
@@ -106,9 +106,8 @@ class Batching:
                 f"Batching: bucket_lengths={self.bucket_lengths} must be increasing lengths, such "
                 "as (64, 128) or (64,)"
             )
-        tokens = whole_number("Batching: tokens_per_batch", self.tokens_per_batch, low=1)
         object.__setattr__(self, "bucket_lengths", tuple(lengths.tolist()))
-        object.__setattr__(self, "tokens_per_batch", tokens)
+        whole_fields(self, "Batching: ", tokens_per_batch=1)
 
 
 class PairBatch(NamedTuple):

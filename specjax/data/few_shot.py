@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specjax.checks import PathLike, check_part, short_repr, whole_number
+from specjax.checks import PathLike, check_part, short_repr, whole_fields
 from specjax.data.examples import (
     Example,
     SourceRecord,
@@ -101,9 +101,7 @@ class FewShot:
                 f"prompt={self.prompt!r} has no field, so all prompts would be equal: add a field "
                 "such as '{question}'"
             )
-        for name, low in (("shots", 0), ("limit", 1), ("seed", 0), ("limit_seed", 0)):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), low=low)
+        whole_fields(self, shots=0, limit=1, seed=0, limit_seed=0)
         if self.shots and not (self.examples and self.completion):
             raise UserError(
                 f"shots={self.shots} needs `examples`, a file, and `completion`, the template of "

@@ -13,7 +13,6 @@ of a draw.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -275,9 +274,9 @@ def _log_at(probs: Array, tokens: Array) -> Array:
     return jnp.log(jnp.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0])
 
 
-def _models_of(state: DecodeState, drafter: Callable[[], Array]) -> Array | None:
-    """`Step.sources`; `drafter` makes `[B, T]` bool, whether a token is the drafter's."""
-    return jnp.where(drafter(), DRAFTER, VERIFIER) if state.wants_sources else None
+def _models_of(state: DecodeState, drafter: Array) -> Array | None:
+    """`Step.sources`; `drafter [B, T]` says which tokens are the drafter's."""
+    return jnp.where(drafter, DRAFTER, VERIFIER) if state.wants_sources else None
 
 
 def _source_of_nan(in_verifier: Array, in_drafter: Array) -> Int32[Array, " B"]:
@@ -337,7 +336,7 @@ class OracleCascade(PairMethod):
             log_probs=logs._replace(target=_log_at(target, tokens)[:, None]),
             deferrals=counts * defers.astype(jnp.int32),
             nan_in=nan,
-            sources=_models_of(state, lambda: ~defers[:, None]),
+            sources=_models_of(state, ~defers[:, None]),
         )
 
 
@@ -455,7 +454,7 @@ class _FallbackCascade(PairMethod):
             token_sum=stood,
             block_sum=stood,
             nan_in=_source_of_nan(bad, drafted.nan),
-            sources=_models_of(state, lambda: by_drafter),
+            sources=_models_of(state, by_drafter),
         )
 
     def _draft(
@@ -694,7 +693,7 @@ class SequenceCascade(PairMethod):
             ),
             deferrals=read_now["verifier"],
             nan_in=_source_of_nan(nan & writing, nan & drafting),
-            sources=_models_of(state, lambda: drafting[:, None]),
+            sources=_models_of(state, drafting[:, None]),
         )
 
     def stepped(self, params: MethodParams, before: DecodeState, after: DecodeState) -> DecodeState:

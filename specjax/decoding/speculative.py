@@ -177,14 +177,6 @@ class Round:
 
     def __post_init__(self) -> None:
         check_fit(self.drafter, self.verification, nested=self.nested)
-        self._check_verifier()
-        names = self.model_names
-        if len(set(names)) < len(names):
-            raise UserError(f"models of a round must have different names, got {', '.join(names)}")
-        if self.widths is not None:
-            check_widths(self.widths, self.drafter.max_draft + 1)
-
-    def _check_verifier(self) -> None:
         drafter, longest = self.drafter, self.drafter.max_draft
         check_model("verifier", self.verifier)
         check_vocabularies(self.verifier, drafter)
@@ -195,6 +187,11 @@ class Round:
                 f"{kind} drafts trees, which {type(self.verifier).__name__} cannot read: use a "
                 "drafter of chains"
             )
+        names = self.model_names
+        if len(set(names)) < len(names):
+            raise UserError(f"models of a round must have different names, got {', '.join(names)}")
+        if self.widths is not None:
+            check_widths(self.widths, longest + 1)
 
     @property
     def _reader(self) -> LanguageModel:

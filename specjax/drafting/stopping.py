@@ -31,7 +31,7 @@ from specjax.checks import (
     check_static,
     one_number,
     short_repr,
-    whole_number,
+    whole_fields,
 )
 from specjax.errors import UserError, shorten
 from specjax.rules.target import entropy
@@ -586,8 +586,7 @@ class Budget(WeighsTokens):
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
-            tokens = whole_number("Budget: tokens", self.tokens, low=1)
-            object.__setattr__(self, "tokens", tokens)
+            whole_fields(self, "Budget: ", tokens=1)
         self._check_estimate()
 
     def bind(self, head: Any = None) -> tuple[Stopping, Params]:

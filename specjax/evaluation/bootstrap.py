@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
-from specjax.checks import one_number, whole_number
+from specjax.checks import one_number, whole_fields
 
 # The most numbers drawn at once, which limits the memory.
 _AT_ONCE = 1 << 22
@@ -103,12 +103,10 @@ class Bootstrap:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        settle = object.__setattr__
-        settle(self, "resamples", whole_number("Bootstrap: resamples", self.resamples, low=100))
-        settle(self, "seed", whole_number("Bootstrap: seed", self.seed, low=0))
+        whole_fields(self, "Bootstrap: ", resamples=100, seed=0)
         span: dict[str, Any] = {"low": 0.0, "high": 1.0, "open_low": True, "open_high": True}
         level = one_number("Bootstrap: level", self.level, **span, dtype=np.float64)
-        settle(self, "level", level)
+        object.__setattr__(self, "level", level)
 
     def replicates(self, figure: Sums) -> np.ndarray:
         """Returns `[R]` float64, the figure of each resample."""

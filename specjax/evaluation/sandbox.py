@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specjax.checks import PathLike, check_flag, one_number, whole_number
+from specjax.checks import PathLike, check_flag, one_number, whole_fields
 from specjax.data.examples import read_objects
 from specjax.errors import UserError
 from specjax.evaluation.metrics import MeanMetric
@@ -73,9 +73,7 @@ class Sandbox:
     def __post_init__(self) -> None:
         seconds = one_number("Sandbox: seconds", self.seconds, low=0.0, open_low=True, high=3600.0)
         object.__setattr__(self, "seconds", seconds)
-        for name, low in (("memory", 64), ("processes", 1), ("disk", 1)):
-            value = whole_number(f"Sandbox: {name}", getattr(self, name), low=low)
-            object.__setattr__(self, name, value)
+        whole_fields(self, "Sandbox: ", memory=64, processes=1, disk=1)
         check_flag("Sandbox: uncontained", self.uncontained)
 
     def check(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from specjax.checks import PathLike, check_part, check_path, join_names, tuple_text
+from specjax.checks import PathLike, check_part, check_path, join_names, tuple_of_names, tuple_text
 from specjax.data.examples import (
     SourceRecord,
     check_no_fields,
@@ -315,10 +315,7 @@ class Scoring(NamedTuple):
 
 def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
     """The checked names of metrics; with a sandbox "pass_at_1" is added if it is absent."""
-    if not isinstance(metrics, list | tuple):
-        raise UserError(
-            f"metrics must be a tuple of names, got {metrics!r}; write {tuple_text(metrics)}"
-        )
+    metrics = tuple_of_names("metrics", metrics)
     check_metrics(name for name in metrics if name != PASS_AT_1)
     if sandbox is None:
         if PASS_AT_1 in metrics:
@@ -326,7 +323,7 @@ def figures_of(metrics: Any, sandbox: Sandbox | None) -> tuple[str, ...]:
                 "the metric 'pass_at_1' runs the outputs as programs: give problems, and a "
                 "sandbox, such as SANDBOX=@Sandbox()"
             )
-        return tuple(metrics)
+        return metrics
     check_part("sandbox", sandbox, ("run", "check"), "Sandbox()")
     sandbox.check()
     return tuple(dict.fromkeys((*metrics, PASS_AT_1)))

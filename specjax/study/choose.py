@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checks import one_number, whole_number
+from specjax.checks import one_number, whole_fields
 from specjax.errors import UserError, tell
 from specjax.evaluation import Bootstrap
 from specjax.rules import KLBall
@@ -71,9 +71,7 @@ class Search:
                 put(self, name, one_number(name, limit, **span))
         share = {**finite, "open_low": True, "high": 1.0}
         put(self, "held_out", one_number("held_out", self.held_out, **share))
-        for name in ("estimate_limit", "candidates", "draws"):
-            put(self, name, whole_number(name, getattr(self, name), low=1))
-        put(self, "seed", whole_number("seed", self.seed, low=0))
+        whole_fields(self, estimate_limit=1, candidates=1, draws=1, seed=0)
 
     @property
     def limits(self) -> dict[str, float]:

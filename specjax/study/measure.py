@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float, Int, Int32
 
-from specjax.checks import whole_number
+from specjax.checks import whole_fields
 from specjax.compilation import count_compilations
 from specjax.errors import UserError, tell
 from specjax.evaluation import METRICS, Bootstrap, PassAt1, Sandbox
@@ -89,14 +89,12 @@ class Measuring:
         put = object.__setattr__
         put(self, "metrics", figures_of(self.metrics, self.sandbox))
         check_answers(self.answer, self.reference_answer)
-        names = ("num_samples", "batch_size", "latency_batch_size", "latency_limit", "repeats")
-        for name in names:
-            put(self, name, whole_number(name, getattr(self, name), low=1))
+        whole_fields(self, num_samples=1, batch_size=1, repeats=1, seed=0)
+        whole_fields(self, latency_batch_size=1, latency_limit=1)
         if self.costs is not None:
             put(self, "costs", check_costs(self.costs))
             if absent := [name for name in (VERIFIER, "drafter") if name not in self.costs]:
                 raise UserError(f"costs has no cost for the {absent[0]}: add costs[{absent[0]!r}]")
-        put(self, "seed", whole_number("seed", self.seed, low=0))
 
     @property
     def quality(self) -> str | None:

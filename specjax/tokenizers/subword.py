@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from specjax.errors import MissingFileError, UserError
+from specjax.errors import UserError
 from specjax.tokenizers.model_files import no_panic
 from specjax.tokenizers.tokenizer import Pieces, Tokenizer
 from specjax.tokenizers.tokenizer_config import TokenizerSettings, added_tokens
@@ -46,8 +46,6 @@ class SentencePieceTokenizer(SubwordTokenizer):
     def __init__(self, file: Path, directory: Path | None = None) -> None:
         import sentencepiece
 
-        if not file.is_file():
-            raise MissingFileError(f"{file}: no such file")
         try:
             self._sp = sentencepiece.SentencePieceProcessor(model_file=str(file))
         except (RuntimeError, OSError) as error:
@@ -191,8 +189,6 @@ class HuggingFaceTokenizer(SubwordTokenizer):
     def __init__(self, file: Path, directory: Path | None = None) -> None:
         import tokenizers
 
-        if not file.is_file():
-            raise MissingFileError(f"{file}: no such file")
         self._file = file
         try:
             with no_panic(f"{file} cannot be read"):

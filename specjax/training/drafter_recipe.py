@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.heads import save_draft_head
-from specjax.checks import PathLike, check_flag, check_number, one_number, whole_number
+from specjax.checks import PathLike, check_flag, check_number, one_number, whole_fields
 from specjax.data.batching import (
     Batching,
     BucketedBatches,
@@ -115,11 +115,8 @@ class DrafterRecipe:
         check_choices(
             self, {"kind": KINDS, "markov": (*MARKOV, None), "export_dtype": EXPORT_DTYPES}
         )
-        for name in ("max_draft", "markov_rank", "anchors", "tokens_per_batch"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), low=1))
-        for name, low in (("layers", 1), ("draft_vocab", 1), ("cross_layer", 0)):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole_number(name, getattr(self, name), low=low))
+        whole_fields(self, max_draft=1, markov_rank=1, anchors=1, tokens_per_batch=1)
+        whole_fields(self, layers=1, draft_vocab=1, cross_layer=0)
         if self.boundaries is not None:
             places: Any = check_number("boundaries", self.boundaries, low=0, dtype=np.int32)
             if places.ndim != 1 or not places.size:

@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax.acceptance_head import Head, HeadConfig
 from specjax.checkpoints.attachments import HEAD_NAME, check_head_place, save_head
-from specjax.checks import PathLike, one_number, whole_number
+from specjax.checks import PathLike, one_number, whole_fields
 from specjax.data.examples import Example
 from specjax.errors import UserError
 from specjax.models.weights import has_stored
@@ -75,9 +75,7 @@ class HeadRecipe:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "rows_per_batch", "checkpoints"):
-            value = whole_number(f"HeadRecipe: {name}", getattr(self, name), low=1)
-            object.__setattr__(self, name, value)
+        whole_fields(self, "HeadRecipe: ", epochs=1, rows_per_batch=1, checkpoints=1)
         weight: dict[str, Any] = {"low": 0.0, "open_low": True, "open_high": True}
         one_number("HeadRecipe: rejection_weight", self.rejection_weight, **weight)
         # The validation data use the next seed.

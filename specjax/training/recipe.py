@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from specjax.checkpoints import load_model, save_model
-from specjax.checks import PathLike, check_flag, check_path, tuple_text, whole_number
+from specjax.checks import PathLike, check_flag, check_path, tuple_of_names, whole_fields
 from specjax.data.batching import Batching, BucketedBatches, TokenPairs, check_pairs, tokenize_pairs
 from specjax.data.examples import Example
 from specjax.errors import UserError
@@ -74,16 +74,10 @@ class Evaluation:
     at_checkpoints: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_input_tokens", "limit", "batch_size"):
-            value = getattr(self, name)
-            if name != "limit" or value is not None:
-                object.__setattr__(self, name, whole_number(f"Evaluation: {name}", value, low=1))
-        if isinstance(self.metrics, str):
-            raise UserError(
-                f"Evaluation: `metrics` must be a tuple of names, got {self.metrics!r}; write "
-                f"{tuple_text(self.metrics)}"
-            )
-        object.__setattr__(self, "metrics", tuple(self.metrics))
+        whole_fields(self, "Evaluation: ", max_new_tokens=1, max_input_tokens=1)
+        whole_fields(self, "Evaluation: ", limit=1, batch_size=1)
+        metrics = tuple_of_names("Evaluation: `metrics`", self.metrics)
+        object.__setattr__(self, "metrics", metrics)
         check_metrics(self.metrics)
         check_flag("Evaluation: at_checkpoints", self.at_checkpoints)
 

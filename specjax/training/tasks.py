@@ -79,10 +79,8 @@ class TextTask:
             )
         distils = self.objective.distillation_weight > 0.0
         assert distils == (self.teacher is not None), "a teacher has a weight, and only a teacher"
-        if self.teacher is not None:
-            self._check_teacher(self.teacher)
-
-    def _check_teacher(self, teacher: ModelConfig) -> None:
+        if (teacher := self.teacher) is None:
+            return
         if (teacher.encoder_style is not None) != self._has_encoder:
             raise UserError(
                 f"a {type(teacher).__name__.removesuffix('Config')} cannot teach a "

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
-from specjax.checks import PathLike, check_number, check_path, one_number, tuple_text, whole_number
+from specjax.checks import (
+    PathLike,
+    check_number,
+    check_path,
+    one_number,
+    tuple_of_names,
+    whole_fields,
+)
 from specjax.compilation import jit
 from specjax.data.batching import BucketedBatches, TokenPairs
 from specjax.data.examples import Example
@@ -73,25 +80,18 @@ class Teacher:
     def __post_init__(self) -> None:
         if self.path is not None:
             check_path(self.path, "teacher=")
-        for name, low in (("samples", 0), ("refresh_every", 1), ("accepted_draft", 1)):
-            value = whole_number(f"Teacher: {name}", getattr(self, name), low=low)
-            object.__setattr__(self, name, value)
+        whole_fields(self, "Teacher: ", samples=0, refresh_every=1, accepted_draft=1)
         check_number("Teacher: on_policy_share", self.on_policy_share, low=0.0, high=1.0)
-        if isinstance(self.accepted, str):
-            raise UserError(
-                f"Teacher: accepted must be a tuple of names, got {self.accepted!r}; write "
-                f"{tuple_text(self.accepted)}"
-            )
-        object.__setattr__(self, "accepted", tuple(self.accepted))
+        accepted = tuple_of_names("Teacher: accepted", self.accepted)
+        object.__setattr__(self, "accepted", accepted)
         for name in self.accepted:
             if name not in TEXTS:
                 raise UserError(f"Teacher: accepted must be among {', '.join(TEXTS)}, got {name!r}")
 
     def measured(self, choose_by: str) -> tuple[str, ...]:
         """The texts of `accepted`, and the text of the figure that chooses the checkpoint."""
-        text = choose_by.removeprefix(PREFIX)
-        needed = choose_by == PREFIX + text and text in TEXTS and text not in self.accepted
-        return (*self.accepted, *(text,) * needed)
+        chosen = [text for text in TEXTS if choose_by == PREFIX + text]
+        return tuple(dict.fromkeys((*self.accepted, *chosen)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,9 +119,8 @@ class VerifierTexts:
         kind = type(self).__name__
         one_number(f"{kind}: temperature", self.temperature, low=0.0, open_high=True)
         object.__setattr__(self, "temperature", float(self.temperature))
-        for name in ("max_new_tokens", "max_input_tokens", "batch_size", "shard_rows"):
-            value = whole_number(f"{kind}: {name}", getattr(self, name), low=1)
-            object.__setattr__(self, name, value)
+        whole_fields(self, f"{kind}: ", max_new_tokens=1, max_input_tokens=1)
+        whole_fields(self, f"{kind}: ", batch_size=1, shard_rows=1)
         chat_options(f"{kind}: chat", self.chat)
 
 
@@ -229,8 +228,7 @@ def add_teacher_samples(
     samples: int,
     room: Callable[[int], int],
     seed: int,
-    batch_size: int = 64,
-    progress: bool = True,
+    progress: bool,
 ) -> TokenPairs:
     """Adds further targets to each pair, drawn from the teacher at temperature 1.
 
@@ -246,8 +244,7 @@ def add_teacher_samples(
         if progress:
             say(f"drawing teacher samples, round {sample + 1} of {samples}")
         ids = [sample * len(pairs) + place for place in places]
-        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
-        drawn.append(draw_pairs(teacher, inputs, limits, ids, **options))
+        drawn.append(draw_pairs(teacher, inputs, limits, ids, seed=seed, progress=progress))
     return TokenPairs.of([x for each in drawn for i in range(len(each)) for x in each[i]])
 
 
@@ -292,8 +289,7 @@ class StudentSamples:
     tokenizer: Tokenizer
     longest: int
     seed: int
-    batch_size: int = 64
-    progress: bool = True
+    progress: bool
 
     def begin(
         self, batches: BucketedBatches, step: int, params: Params | None
@@ -328,7 +324,6 @@ class StudentSamples:
                 range(len(inputs)),
                 seed=int(np.random.default_rng([self.seed, step, _DRAWS]).integers(2**32)),
                 longest=self.longest,
-                batch_size=self.batch_size,
                 progress=self.progress,
             )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from specjax.checks import PathLike, check_flag, check_number, whole_number
+from specjax.checks import PathLike, check_flag, check_number, whole_fields
 from specjax.environment import environment
 from specjax.errors import UserError
 from specjax.fingerprints import digest
@@ -76,12 +76,7 @@ class TrainerConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        least = {"num_steps": 1, "seed": 0, "checkpoint_every": 1, "log_every": 1}
-        if self.num_devices is not None:
-            least["num_devices"] = 1
-        for name, low in least.items():
-            value = whole_number(name, getattr(self, name), low=low)
-            object.__setattr__(self, name, value)  # 1e4 has become 10000
+        whole_fields(self, num_steps=1, seed=0, checkpoint_every=1, log_every=1, num_devices=1)
         check_number("ema_decay", self.ema_decay, low=0.0, high=1.0, open_high=True)
         if not isinstance(self.optimizer, AdamW):
             raise UserError(f"`optimizer` must be an AdamW, got {self.optimizer!r}")

@@ -30,7 +30,7 @@ TEACHER = TASK.init(jax.random.key(1))
 def phases(run, task=TASK, every=4, share=0.5):
     return StudentSamples(
         run, share, every, task, Numbers(),
-        longest=16, seed=7, batch_size=8, progress=False,
+        longest=16, seed=7, progress=False,
     )  # fmt: skip
 
 

@@ -147,7 +147,7 @@ PAIRS = copy_pairs(6, seed=2)
 
 
 def sample(pairs=PAIRS, params=PARAMS, **changes):
-    options = {"samples": 1, "room": lambda _: 8, "seed": 1, "progress": False, "batch_size": 8}
+    options = {"samples": 1, "room": lambda _: 8, "seed": 1, "progress": False}
     teacher = TextModel(MODEL, params, Numbers())
     return add_teacher_samples(pairs, teacher, **(options | changes))
 
@@ -184,7 +184,7 @@ def test_samples_follow_the_models_distribution_at_temperature_1():
     many = type(many)(
         np.tile(many.tokens, count), np.cumsum([0, *np.tile(many.lengths()[0], count)])
     )
-    drawn = sample(many, room=lambda n: 1, batch_size=1000)
+    drawn = sample(many, room=lambda n: 1)
     first = np.asarray([drawn[count + i][1][0] for i in range(count)])
     batch = PairBatch(jnp.asarray(source)[None], jnp.full((1, 1), EOS, jnp.int32))
     logits = TASKS["encoder_decoder"].logits(CONFIG, PARAMS, batch)
