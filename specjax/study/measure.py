@@ -4,7 +4,6 @@ Axes: n texts, c timed chunks of texts, s samples of a text, r repeats, R resamp
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -100,11 +99,6 @@ class Measuring:
     def quality(self) -> str | None:
         """The first metric, or None."""
         return self.metrics[0] if self.metrics else None
-
-    def seeds_at(self, temperature: float) -> list[int]:
-        """Returns the seeds at a temperature; a single seed at temperature 0."""
-        count = self.num_samples if temperature > 0.0 else 1
-        return list(range(self.seed, self.seed + count))
 
     def fitted(self, texts: Texts, *, quiet: bool = False) -> "Measuring":
         """Adapts to few texts or missing references, with messages about the changes.
@@ -311,7 +305,8 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         of decoding, such as a full memory.
     """
     how, alone = bench.measuring, setting.verifier_alone
-    seeds, size = how.seeds_at(setting.temperature), how.latency_batch_size
+    size, samples = how.latency_batch_size, how.num_samples if setting.temperature > 0.0 else 1
+    seeds = list(range(how.seed, how.seed + samples))
     # An incomplete last chunk is left out.
     starts = range(0, how.latency_limit - size + 1, size)
     chunks = [list(range(start, start + size)) for start in starts]
@@ -326,13 +321,11 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         shape = (len(seeds), how.repeats, len(chunks))
         seconds = [np.zeros(shape) for _ in readers]
         results: list[Any] = [[[None] * len(chunks) for _ in seeds] for _ in readers]
-        for repeat, (i, seed) in itertools.product(range(how.repeats), enumerate(seeds)):
+        turns = range(how.repeats), enumerate(seeds), enumerate(chunks)
+        for repeat, (i, seed), (j, chunk) in itertools.product(*turns):
             # A text gets both orders over its repeats and seeds.
-            order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
-            sides = {k: functools.partial(readers[k].timed, seed) for k in order}
-            for k, _, j, (spent, result) in take_turns(sides, chunks, 1):
-                seconds[k][i, repeat, j] = spent
-                results[k][i][j] = result
+            for k in range(len(readers))[:: 1 if (repeat + i + j) % 2 else -1]:
+                seconds[k][i, repeat, j], results[k][i][j] = readers[k].timed(seed, chunk)
         rows = []
         for seed, of_seed in zip(seeds, results[0], strict=True):
             known = itertools.chain(*of_seed) if same else ()

@@ -598,14 +598,17 @@ class Engine:
 
     def _shapes(self, length: int) -> Any:
         copies = self._limits.num_samples
-        batch = self._batch([], self._rows // copies, 1)
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), batch)
-        shape = jax.ShapeDtypeStruct((self._rows // copies, length), np.int32)
+        batch = self._batch_shapes(self._rows // copies, length)
         static = self._limits.max_new_tokens, self._max_length, ByToken(*self._by_token.values())
-        state, _ = first_state(
-            self.method, (*static, copies), self.params, batch._replace(inputs=shape)
-        )
+        state, _ = first_state(self.method, (*static, copies), self.params, batch)
         return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+
+    def _batch_shapes(self, rows: int, length: int) -> Any:
+        # Only shapes, to allocate nothing.
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), self._batch([], 1, 1)
+        )
+        return batch._replace(inputs=jax.ShapeDtypeStruct((rows, length), np.int32))
 
     def _beginning(self, entries: Sequence[Entry], rows: int) -> Beginning | None:
         """The prefix with the number of its tokens that each entry takes."""
@@ -620,14 +623,6 @@ class Engine:
         for entry, length in zip(entries, lengths, strict=True):
             entry.prefilled -= length
         return Beginning(prefix.beginning.caches, _column(rows, lengths, np.int32))
-
-    def _keep(self, entry: Entry, place: int, row: Row) -> None:
-        """Keeps what a finished row has read."""
-        assert self._kept is not None
-        read = np.append(entry.tokens, row.tokens_with_end)
-        prefix = self.prefix_of(read, place)
-        if prefix is not None:
-            self._kept.keep(prefix)
 
     def prefix_of(self, tokens: np.ndarray, place: int = 0) -> Prefix | None:
         """Returns the caches of the last row of a slot, which has finished, as a `Prefix`.
@@ -725,11 +720,12 @@ class Engine:
                 times = split_time(now - entry.since, compiled - entry.compiled)
                 row = self._row(entry, place, progress, times)
                 text = row.text
-                if row.error is None:
-                    if self._kept is not None:
-                        self._keep(entry, place, row)
-                    if self._earlier is not None:
-                        self._earlier.keep(entry.tokens, row.tokens_with_end)
+                if row.error is None and self._kept is not None:
+                    read = np.append(entry.tokens, row.tokens_with_end)
+                    if (prefix := self.prefix_of(read, place)) is not None:
+                        self._kept.keep(prefix)
+                if row.error is None and self._earlier is not None:
+                    self._earlier.keep(entry.tokens, row.tokens_with_end)
             if streams:
                 if entry.streamed is None:
                     stops = self._stops_of(entry.request)
@@ -810,17 +806,10 @@ class Engine:
         key = (rows, length, most, flags, jax.tree.structure(kinds), tables, beside)
         if key in fitting:
             return
-        # Only shapes, to allocate nothing.
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype),
-            self._batch([], 1, 1),
-        )
-        inputs = jax.ShapeDtypeStruct((rows, length), np.int32)
-        shapes = shapes._replace(inputs=inputs)
         check_state_fits(
             self.method,
             self.params,
-            shapes,
+            self._batch_shapes(rows, length),
             max_new=most,
             max_length=self._max_length,
             remedy=self._smaller(),

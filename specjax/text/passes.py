@@ -25,7 +25,7 @@ from specjax.environment import environment, machine
 from specjax.errors import UserError
 from specjax.rules import Lossless
 from specjax.text.drafts import DecoderModels
-from specjax.text.text_models import Pair, TextModel
+from specjax.text.text_models import Pair
 from specjax.types import DecodeState, Params, PromptBatch
 
 # A short and a long run separate the cost of a round from the cost of a call.
@@ -162,21 +162,24 @@ def measure_costs(
         )
     widths = tuple(widths)
     assert widths[-1] >= 2, widths
-    cases = _of_review(pair, widths)
-    alone = _alone(pair.verifier) if with_alone else []
-    with _bar(len(rows) * (len(cases) + len(alone)), progress) as bar:
+    cases, main = _of_review(pair, widths), pair.verifier
+    single = Autoregressive(main.model, partitioner=main.partitioner)
+    alone = [LoopCase(single, MethodParams(main.prepared), 1)]
+    batches = rows if with_alone else ()
+    disable = None if progress is None else not progress
+    total = len(rows) * len(cases) + len(batches)  # compilation takes most of the time
+    shown: Any = {"desc": "costs of passes", "unit": "case", "disable": disable, "delay": 2.0}
+    with tqdm.tqdm(total=total, **shown) as bar:
         fits = [_steady_fit(cases, batch, prompt_length, seconds, bar) for batch in rows]
-        steps = {
-            batch: _steady_fit(alone, batch, prompt_length, seconds, bar)
-            for batch in (rows if alone else ())
-        }
+        steps = [_steady_fit(alone, batch, prompt_length, seconds, bar) for batch in batches]
     method: Any = cases[0].method
     drafter = method.drafter
     if drafter.draft_passes < drafter.max_draft and not block_apart:
         fits = [_at_once(fit) for fit in fits]
     costs = as_costs(fits, rows, widths, pair.fingerprint)
-    times = tuple(_step(fit, batch, pair.verifier) for batch, fit in steps.items())
-    return dataclasses.replace(costs, alone=times)
+    for batch, step in zip(batches, steps, strict=True):
+        _check_took_time(step, (1,), batch, f"a step of {main.name}")
+    return dataclasses.replace(costs, alone=tuple(step.verifier[1] for step in steps))
 
 
 def _at_once(fit: Fit) -> Fit:
@@ -227,18 +230,6 @@ def _check_took_time(costs: Fit, widths: Sequence[int], rows: int, what: str) ->
             )
 
 
-def _alone(main: TextModel) -> list[LoopCase]:
-    """The case for the cost of a step of the verifier alone."""
-    method = Autoregressive(main.model, partitioner=main.partitioner)
-    return [LoopCase(method, MethodParams(main.prepared), 1)]
-
-
-def _step(costs: Fit, rows: int, main: TextModel) -> float:
-    """The seconds of a step of the verifier alone, from a fit to the runs of `_alone`."""
-    _check_took_time(costs, (1,), rows, f"a step of {main.name}")
-    return costs.verifier[1]
-
-
 def _of_review(pair: Pair, widths: Sequence[int]) -> list[LoopCase]:
     """Cases for the costs of rounds."""
     longest, main = widths[-1] - 1, pair.verifier
@@ -255,12 +246,6 @@ def _of_review(pair: Pair, widths: Sequence[int]) -> list[LoopCase]:
         wide = dataclasses.replace(several, widths=tuple(widths[-1:]))
         cases += [LoopCase(wide, params, WIDE, limit) for limit in (0, longest)]
     return cases
-
-
-def _bar(cases: int, progress: bool | None) -> Any:
-    """A bar over the cases, whose compilation takes most of the time."""
-    disable = None if progress is None else not progress
-    return tqdm.tqdm(total=cases, desc="costs of passes", unit="case", disable=disable, delay=2.0)
 
 
 def _steady_fit(
