@@ -48,7 +48,12 @@ class Identity:
     """An object as part of a key, equal to itself only; without keeping the object alive."""
 
     def __init__(self, of: Any) -> None:
-        self._hash, self._of = id(of), weakref.ref(of)
+        self._hash = id(of)
+        self._of: Callable[[], Any]
+        try:
+            self._of = weakref.ref(of)
+        except TypeError:  # an object with slots: the limit in bytes ends its stay
+            self._of = lambda: of
 
     @property
     def of(self) -> Any:

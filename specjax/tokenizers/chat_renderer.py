@@ -10,9 +10,13 @@ import datetime
 import functools
 import json
 import marshal
-import resource
 import sys
 from typing import Any
+
+try:
+    import resource
+except ImportError:  # Windows; the time is still limited
+    resource = None  # type: ignore[assignment]
 
 
 def main() -> None:
@@ -20,7 +24,8 @@ def main() -> None:
     settings = marshal.load(sys.stdin.buffer)
     sys.path[:] = settings["path"]
     _compile("")  # imports Jinja before memory is limited
-    resource.setrlimit(resource.RLIMIT_AS, (settings["memory"], settings["memory"]))
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (settings["memory"], settings["memory"]))
     _answer(number=0, text="")
     while True:
         try:

@@ -30,6 +30,10 @@ class Tokenizer:
         return True
 
 
+class Slots:
+    __slots__ = ()
+
+
 def test_a_cache_does_not_keep_a_tokenizer_alive():
     calls = []
 
@@ -38,15 +42,15 @@ def test_a_cache_does_not_keep_a_tokenizer_alive():
         calls.append(of.of)
         return np.zeros(size, np.int8)
 
-    first, second = Tokenizer(), Tokenizer()
+    first, second, slots = Tokenizer(), Tokenizer(), Slots()
     for _ in range(2):
-        for each in (first, second):
+        for each in (first, second, slots):
             made(Identity(each), 10)
-    assert [*map(id, calls)] == [*map(id, (first, second))]
+    assert [*map(id, calls)] == [*map(id, (first, second, slots))]
     calls.clear()
     del each, first
     gc.collect()
     assert sum(key[0].of is None for key in made.kept) == 1
     made(Identity(second), 20)
-    assert all(key[0].of is not None for key in made.kept) and len(made.kept) == 2
-    assert Identity(second) == Identity(second) != Identity(made)
+    assert all(key[0].of is not None for key in made.kept) and len(made.kept) == 3
+    assert Identity(second) == Identity(second) != Identity(slots)
