@@ -4,6 +4,7 @@ Axes: n texts, c timed chunks of texts, s samples of a text, r repeats, R resamp
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -305,8 +306,9 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         of decoding, such as a full memory.
     """
     how, alone = bench.measuring, setting.verifier_alone
-    size, samples = how.latency_batch_size, how.num_samples if setting.temperature > 0.0 else 1
-    seeds = list(range(how.seed, how.seed + samples))
+    size, samples = how.latency_batch_size, how.num_samples
+    # At temperature 0 all samples are equal.
+    seeds = list(range(how.seed, how.seed + (samples if setting.temperature > 0.0 else 1)))
     # An incomplete last chunk is left out.
     starts = range(0, how.latency_limit - size + 1, size)
     chunks = [list(range(start, start + size)) for start in starts]
@@ -321,11 +323,13 @@ def measure(setting: Setting, bench: Bench) -> Measured:
         shape = (len(seeds), how.repeats, len(chunks))
         seconds = [np.zeros(shape) for _ in readers]
         results: list[Any] = [[[None] * len(chunks) for _ in seeds] for _ in readers]
-        turns = range(how.repeats), enumerate(seeds), enumerate(chunks)
-        for repeat, (i, seed), (j, chunk) in itertools.product(*turns):
+        for repeat, (i, seed) in itertools.product(range(how.repeats), enumerate(seeds)):
             # A text gets both orders over its repeats and seeds.
-            for k in range(len(readers))[:: 1 if (repeat + i + j) % 2 else -1]:
-                seconds[k][i, repeat, j], results[k][i][j] = readers[k].timed(seed, chunk)
+            order = range(len(readers))[:: 1 if (repeat + i) % 2 else -1]
+            sides = {k: functools.partial(readers[k].timed, seed) for k in order}
+            for k, _, j, (spent, result) in take_turns(sides, chunks, 1):
+                seconds[k][i, repeat, j] = spent
+                results[k][i][j] = result
         rows = []
         for seed, of_seed in zip(seeds, results[0], strict=True):
             known = itertools.chain(*of_seed) if same else ()
